@@ -19,8 +19,8 @@ from eqfuse.tile.nodes import (
     Lanes,
     LaunchValue,
     Let,
+    NonFiniteCorrection,
     Op,
-    RestOfProduct,
     Stmt,
     TileProgram,
     Value,
@@ -173,11 +173,11 @@ def _finite_part_lost(op: Op, _: Ops) -> Op | None:
 
 
 def _rest_lost(op: Op, _: Ops) -> Op | None:
-    return Align(op.total) if isinstance(op, RestOfProduct) else None
+    return Align(op.total) if isinstance(op, NonFiniteCorrection) else None
 
 
 def _rest_unmasked(op: Op, _: Ops) -> Op | None:
-    return replace(op, left_mask=None, right_mask=None) if isinstance(op, RestOfProduct) else None
+    return replace(op, left_mask=None, right_mask=None) if isinstance(op, NonFiniteCorrection) else None
 
 
 # Values at a launch ------------------------------------------------------------------------------

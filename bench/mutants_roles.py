@@ -6,29 +6,25 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from bench.mutation import Mutant
-from eqfuse.tile.nodes import BlockSize, Constant, Elementwise, Let, Value
+from eqfuse.tile.nodes import BlockSize, Constant, Elementwise, For, If, Let, PersistentLoop, Result, Value
 from eqfuse.tile.roles.nodes import (
     Along,
+    AnyNonFinite,
+    AsyncCopy,
     At,
-    Await,
-    Clear,
     Column,
-    Fill,
-    Free,
-    Give,
-    Issue,
-    Items,
-    Look,
-    Loop,
-    Meet,
-    Result,
+    ConsumerBarrier,
+    MmaAsync,
+    MmaWait,
+    ReleaseSlot,
     Role,
     RolesKernel,
     RolesProgram,
     Stmt,
+    StoreShared,
     View,
     Wait,
-    When,
+    ZeroNonFinite,
 )
 from eqfuse.tile.walk import nested
 
@@ -41,7 +37,7 @@ def _bodies(body: Body, change: Callable[[Body], Iterable[Body]]) -> Iterator[Bo
     """A body changed, or one inside of it."""
     yield from change(body)
     for at, stmt in enumerate(body):
-        if isinstance(stmt, Loop | Items | When):
+        if isinstance(stmt, For | PersistentLoop | If):
             for inner in _bodies(stmt.body, change):
                 yield (*body[:at], replace(stmt, body=inner), *body[at + 1 :])
 
@@ -118,9 +114,9 @@ def _other_turn(stmt: Stmt, by: int) -> tuple[Body, Value]:
 
 def _turns(stmt: Stmt) -> Iterator[Value]:
     match stmt:
-        case Fill() | Wait() | Free():
+        case AsyncCopy() | Wait() | ReleaseSlot():
             yield stmt.turn
-        case Issue(right=right):
+        case MmaAsync(right=right):
             yield right.turn
 
 
@@ -128,13 +124,13 @@ def _shifted(kind: type[Stmt], by: int) -> Change:
     """A statement of another turn, of a ring that loops fill: others have one slot."""
 
     def change(stmt: Stmt) -> Iterator[Body]:
-        ring = stmt.right.ring if isinstance(stmt, Issue) else getattr(stmt, "ring", "")
+        ring = stmt.right.ring if isinstance(stmt, MmaAsync) else getattr(stmt, "ring", "")
         if isinstance(stmt, kind) and ring.rstrip("_0123456789").endswith("_tiles"):
             before, other = _other_turn(stmt, by)
             match stmt:
-                case Fill() | Wait() | Free():
+                case AsyncCopy() | Wait() | ReleaseSlot():
                     yield (*before, replace(stmt, turn=other))
-                case Issue(right=View() as right):
+                case MmaAsync(right=View() as right):
                     yield (*before, replace(stmt, right=replace(right, turn=other)))
 
     return change
@@ -143,24 +139,24 @@ def _shifted(kind: type[Stmt], by: int) -> Change:
 def _freed_early(body: Body) -> Iterator[Body]:
     """A slot is freed before the product that reads it is awaited."""
     for at, stmt in enumerate(body):
-        if isinstance(stmt, Free):
-            awaited = max((n for n in range(at) if isinstance(body[n], Await)), default=None)
+        if isinstance(stmt, ReleaseSlot):
+            awaited = max((n for n in range(at) if isinstance(body[n], MmaWait)), default=None)
             if awaited is not None:
                 yield (*body[:awaited], stmt, *body[awaited:at], *body[at + 1 :])
 
 
 def _freed_twice(stmt: Stmt) -> Iterator[Body]:
-    if isinstance(stmt, Free):
+    if isinstance(stmt, ReleaseSlot):
         yield (stmt, stmt)
 
 
 def _awaited_late(stmt: Stmt) -> Iterator[Body]:
-    if isinstance(stmt, Await):
+    if isinstance(stmt, MmaWait):
         yield (replace(stmt, behind=stmt.behind + 1),)
 
 
 def _sums_dropped(stmt: Stmt) -> Iterator[Body]:
-    if isinstance(stmt, Issue) and stmt.accumulator is not None:
+    if isinstance(stmt, MmaAsync) and stmt.accumulator is not None:
         yield (replace(stmt, accumulator=None),)
 
 
@@ -168,7 +164,7 @@ def _bound(by: int) -> Change:
     """A loop of one role that ends a position, or so many, elsewhere."""
 
     def change(stmt: Stmt) -> Iterator[Body]:
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, For):
             step, stop = Value("stop_step", (), "i32"), Value("stop_other", (), "i32")
             yield (
                 Let(step, Constant(by)),
@@ -181,20 +177,20 @@ def _bound(by: int) -> Change:
 
 def _not_taken(stmt: Stmt) -> Iterator[Body]:
     """A branch whose result is that of not taking it."""
-    if isinstance(stmt, When):
+    if isinstance(stmt, If):
         for at, result in enumerate(stmt.results):
             new = Result(result.value, result.otherwise, result.otherwise)
             yield (replace(stmt, results=(*stmt.results[:at], new, *stmt.results[at + 1 :])),)
 
 
 def _met_more(stmt: Stmt) -> Iterator[Body]:
-    if isinstance(stmt, Meet):
+    if isinstance(stmt, ConsumerBarrier):
         one, more = Value("met_step", (), "i32"), Value("met_other", (), "i32")
         yield Let(one, Constant(1)), Let(more, Elementwise("add", (stmt.turn, one))), replace(stmt, turn=more)
 
 
 def _unseen(stmt: Stmt) -> Iterator[Body]:
-    if isinstance(stmt, Look):
+    if isinstance(stmt, AnyNonFinite):
         yield (Let(stmt.value, Constant(False)),)
 
 
@@ -211,7 +207,7 @@ def _dropped_by_all(kind: type[Stmt]) -> Mutation:
     def without(body: Body) -> Body:
         kept = (stmt for stmt in body if not isinstance(stmt, kind))
         return tuple(
-            replace(s, body=without(s.body)) if isinstance(s, Loop | Items | When) else s for s in kept
+            replace(s, body=without(s.body)) if isinstance(s, For | PersistentLoop | If) else s for s in kept
         )
 
     def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
@@ -233,7 +229,7 @@ def _again(body: Body) -> Iterator[Body]:
     """The pipelined loop begins with the block that its first stage has begun with."""
     for at, stmt in enumerate(body):
         begun = [s for s in body[:at] if isinstance(s, At)]
-        if isinstance(stmt, Loop) and begun:
+        if isinstance(stmt, For) and begun:
             yield (*body[:at], replace(stmt, start=begun[-1].start), *body[at + 1 :])
 
 
@@ -241,7 +237,7 @@ def _kept(name: str) -> Change:
     """A carried turn that stays as it is."""
 
     def change(stmt: Stmt) -> Iterator[Body]:
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, For):
             for at, item in enumerate(stmt.carried):
                 if item.value.name.startswith(name):
                     new = replace(item, next=item.value)
@@ -252,7 +248,7 @@ def _kept(name: str) -> Change:
 
 def _older(stmt: Stmt) -> Iterator[Body]:
     """What the loop carries from stage to stage is replaced by what it was."""
-    if isinstance(stmt, Loop):
+    if isinstance(stmt, For):
         for at, item in enumerate(stmt.carried):
             if item.value.name.endswith("_before"):
                 new = replace(item, next=item.value)
@@ -261,7 +257,7 @@ def _older(stmt: Stmt) -> Iterator[Body]:
 
 def _elsewhere(stmt: Stmt) -> Iterator[Body]:
     """A copy of the block of positions one further on."""
-    if isinstance(stmt, Fill):
+    if isinstance(stmt, AsyncCopy):
         one = Value("one_on", (), "i32")
         for at, place in enumerate(stmt.index):
             if isinstance(place, Along) and place.offset is None:
@@ -308,13 +304,15 @@ def _whole_part(program: RolesProgram) -> Iterator[RolesProgram]:
 
 def _awaited_between(stmt: Stmt) -> Iterator[Body]:
     """A product that another one starts from starts from nothing."""
-    if isinstance(stmt, Loop):
+    if isinstance(stmt, For):
         started = {
-            s.accumulator.name for s in stmt.body if isinstance(s, Issue) and s.accumulator is not None
+            s.accumulator.name for s in stmt.body if isinstance(s, MmaAsync) and s.accumulator is not None
         }
         for inner in stmt.body:
-            if isinstance(inner, Issue) and inner.pending.name in started:
-                last = next(s for s in stmt.body if isinstance(s, Issue) and s.accumulator == inner.pending)
+            if isinstance(inner, MmaAsync) and inner.pending.name in started:
+                last = next(
+                    s for s in stmt.body if isinstance(s, MmaAsync) and s.accumulator == inner.pending
+                )
                 body = tuple(
                     replace(s, accumulator=None) if s == last else s for s in stmt.body if s != inner
                 )
@@ -324,10 +322,10 @@ def _awaited_between(stmt: Stmt) -> Iterator[Body]:
 MUTANTS: tuple[Mutant, ...] = tuple(
     Mutant(name, "roles", what, mutate)
     for name, what, mutate in (
-        ("a slot is never freed", "a consumer does not arrive", _each(_dropped(Free), _consumes)),
+        ("a slot is never freed", "a consumer does not arrive", _each(_dropped(ReleaseSlot), _consumes)),
         ("a slot is freed twice", "a consumer arrives for the other one too", _each(_freed_twice, _consumes)),
         ("a slot is freed early", "before its product is awaited", _in_roles(_freed_early, _consumes)),
-        ("another slot is freed", "that of the next turn", _each(_shifted(Free, 1), _consumes)),
+        ("another slot is freed", "that of the next turn", _each(_shifted(ReleaseSlot, 1), _consumes)),
         ("a tile is not waited for", "no wait until full", _each(_dropped(Wait), _consumes)),
         ("a slot is overwritten", "no wait until empty", _each(_dropped(Wait), _produces)),
         ("a consumer's phase is flipped", "full, of the other phase", _flipped(_consumes)),
@@ -336,12 +334,12 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         (
             "a copy goes to the next slot",
             "than the one that was waited for",
-            _each(_shifted(Fill, 1), _produces),
+            _each(_shifted(AsyncCopy, 1), _produces),
         ),
         ("a copy of other positions", "one further on", _each(_elsewhere, _produces)),
-        ("a copy is left out", "no fill", _each(_dropped(Fill), _produces)),
-        ("a product reads the next slot", "its stage is another", _each(_shifted(Issue, 1), _consumes)),
-        ("a product reads the slot before", "its stage is another", _each(_shifted(Issue, -1), _consumes)),
+        ("a copy is left out", "no fill", _each(_dropped(AsyncCopy), _produces)),
+        ("a product reads the next slot", "its stage is another", _each(_shifted(MmaAsync, 1), _consumes)),
+        ("a product reads the slot before", "its stage is another", _each(_shifted(MmaAsync, -1), _consumes)),
         ("a product is not awaited", "one more may be under way", _each(_awaited_late, _consumes)),
         ("sums start again", "no accumulator", _each(_sums_dropped, _consumes)),
         ("a consumer stops early", "its loop alone", _each(_bound(-2), _consumes)),
@@ -353,9 +351,13 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         ("the producer's turn stays", "slots do not advance", _each(_kept("turn"), _produces)),
         ("a tile is stored through another slot", "one that is filled again", _through),
         ("a stage reads old values", "of the first block", _each(_older, _consumes)),
-        ("consumers do not meet", "one clears what the other has to see", _each(_dropped(Meet), _consumes)),
+        (
+            "consumers do not meet",
+            "one clears what the other has to see",
+            _each(_dropped(ConsumerBarrier), _consumes),
+        ),
         ("consumers have met once more", "one goes on at once", _each(_met_more, _consumes)),
-        ("what is not finite stays", "a product reads it", _dropped_by_all(Clear)),
+        ("what is not finite stays", "a product reads it", _dropped_by_all(ZeroNonFinite)),
         ("nobody looks", "what is not finite is not found", _each(_unseen, _consumes)),
         ("another column", "of the weights, by hand", _each(_last_column, _first_consumes)),
         ("two consumers store what they share", "each has its part of the columns alone", _stored_by_all),
@@ -363,7 +365,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         (
             "nothing is given",
             "by the leader",
-            _each(_dropped(Give), _leads),
+            _each(_dropped(StoreShared), _leads),
         ),
         (
             "what is given is overwritten",
@@ -373,7 +375,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         (
             "something is given twice",
             "to one slot",
-            _each(lambda stmt: [(stmt, stmt)] if isinstance(stmt, Give) else [], _leads),
+            _each(lambda stmt: [(stmt, stmt)] if isinstance(stmt, StoreShared) else [], _leads),
         ),
         (
             "the leader's phase is flipped",

@@ -317,7 +317,7 @@ def _offset_lost(program: TileProgram) -> Iterator[TileProgram | Same]:
         yield Same("the only block of the axis starts at 0")
 
 
-def _loops(change: Callable[[For], Iterable[Statements]]) -> Mutation:
+def _loops(change: Callable[[For[Stmt]], Iterable[Statements]]) -> Mutation:
     return in_statements(lambda stmt: change(stmt) if isinstance(stmt, For) else iter(()))
 
 
@@ -333,12 +333,12 @@ def _with_stop(body: Statements, axis: str, stop: Value) -> Statements:
     )
 
 
-def _ragged_block_missed(loop: For) -> Iterator[Statements]:
+def _ragged_block_missed(loop: For[Stmt]) -> Iterator[Statements]:
     if loop.masked:
         yield (replace(loop, start=loop.stop),)
 
 
-def _block_late(loop: For) -> Iterator[Statements]:
+def _block_late(loop: For[Stmt]) -> Iterator[Statements]:
     if not loop.masked:
         block, start = renamed(loop.start, "block"), renamed(loop.start, "late")
         yield (
@@ -348,7 +348,7 @@ def _block_late(loop: For) -> Iterator[Statements]:
         )
 
 
-def _block_early(loop: For) -> Iterator[Statements]:
+def _block_early(loop: For[Stmt]) -> Iterator[Statements]:
     block, stop = renamed(loop.stop, "block"), renamed(loop.stop, "early")
     yield (
         Let(block, BlockSize(loop.axis)),
@@ -357,7 +357,7 @@ def _block_early(loop: For) -> Iterator[Statements]:
     )
 
 
-def _mask_ignored(loop: For) -> Iterator[Statements]:
+def _mask_ignored(loop: For[Stmt]) -> Iterator[Statements]:
     """The ragged block is taken for a whole one: every position of it is in."""
     if loop.masked:
         block, end = renamed(loop.stop, "block"), renamed(loop.stop, "end")
@@ -368,7 +368,7 @@ def _mask_ignored(loop: For) -> Iterator[Statements]:
         )
 
 
-def _past(loop: For, end: Value) -> Statements:
+def _past(loop: For[Stmt], end: Value) -> Statements:
     def change(body: Statements) -> Statements:
         result: list[Stmt] = []
         for stmt in body:

@@ -32,12 +32,12 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import RolesReport, compile_for_hopper
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.gluon.module import emit
-from eqfuse.tile.nodes import Elementwise, For, Let, LoadTile, ReduceTile
+from eqfuse.tile.nodes import Elementwise, For, If, Let, LoadTile, ReduceTile
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.choice import SLOTS, fits, held_by, needs, rows_of, sized
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.interpreter import run
-from eqfuse.tile.roles.nodes import Free, Issue, Look, Loop, Read, RolesProgram, When, dealt
+from eqfuse.tile.roles.nodes import AnyNonFinite, LoadShared, MmaAsync, ReleaseSlot, RolesProgram, dealt
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.triton.launch import TritonProgram
@@ -98,11 +98,11 @@ def test_a_product_is_issued_before_the_arithmetic_of_the_block_before(
     program = _divided(*causal, _roles(*causal))
     _, consumer, other = program.kernels[0].roles
     assert consumer.body == other.body
-    loops = [stmt for stmt in nested(consumer.body) if isinstance(stmt, Loop)]
+    loops = [stmt for stmt in nested(consumer.body) if isinstance(stmt, For)]
     for loop in loops:
-        first, second = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, Issue)]
-        awaited = [stmt.pending.name for stmt in loop.body if type(stmt).__name__ == "Await"]
-        issues = [stmt.pending.name for stmt in loop.body if isinstance(stmt, Issue)]
+        first, second = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, MmaAsync)]
+        awaited = [stmt.pending.name for stmt in loop.body if type(stmt).__name__ == "MmaWait"]
+        issues = [stmt.pending.name for stmt in loop.body if isinstance(stmt, MmaAsync)]
         assert first < second < 8 and awaited == issues
         assert [loop.body[n].right.ring for n in (first, second)] == ["K_tiles", "V_tiles"]  # type: ignore[union-attr]
 
@@ -112,23 +112,23 @@ def test_ranges_of_one_axis_share_a_pipeline_and_masks_are_behind_a_cut(
 ) -> None:
     """The second loop goes on with what the first one carries, products that are under way included."""
     program = _divided(*causal, _roles(*causal))
-    (walk,) = [stmt for stmt in nested(program.kernels[0].roles[0].body) if isinstance(stmt, Loop)]
+    (walk,) = [stmt for stmt in nested(program.kernels[0].roles[0].body) if isinstance(stmt, For)]
     body = program.kernels[0].roles[1].body
-    early, late = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
+    early, late = [stmt for stmt in nested(body) if isinstance(stmt, For)]
     assert [item.init for item in late.carried] == [item.value for item in early.carried]
     assert walk.axis == early.axis == late.axis and walk.stop == late.stop
     for loop, masked in ((early, False), (late, True)):
         ops = [s.op for s in loop.body if isinstance(s, Let) and len(s.value.dims) == 2]
         assert any(isinstance(op, Elementwise) and op.fn == "where" for op in ops) is masked
-        assert len([stmt for stmt in loop.body if isinstance(stmt, When)]) == 1
+        assert len([stmt for stmt in loop.body if isinstance(stmt, If)]) == 1
 
 
 def test_loops_that_promise_nothing_of_what_is_masked_are_not_cut() -> None:
     derived = _derived(WORKLOADS["causal_prefill"].source, finite=False)
     compiled = _compiled(derived)
     body = _divided(derived, compiled, _roles(derived, compiled)).kernels[0].roles[1].body
-    loops = [stmt for stmt in nested(body) if isinstance(stmt, Loop) and stmt.axis == "j"]
-    assert len(loops) == 1 and any(isinstance(stmt, Look) for stmt in nested(loops[0].body))
+    loops = [stmt for stmt in nested(body) if isinstance(stmt, For) and stmt.axis == "j"]
+    assert len(loops) == 1 and any(isinstance(stmt, AnyNonFinite) for stmt in nested(loops[0].body))
 
 
 @pytest.mark.slow
@@ -138,8 +138,8 @@ def test_a_range_with_masks_before_one_without_is_joined_too() -> None:
     compiled = _compiled(derived)
     assert sum(isinstance(stmt, For) for stmt in compiled.tile.kernels[0].body) == 3
     body = _divided(derived, compiled, _roles(derived, compiled)).kernels[0].roles[1].body
-    loops = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
-    conditions = [s.condition.name for loop in loops for s in loop.body if isinstance(s, When)]
+    loops = [stmt for stmt in nested(body) if isinstance(stmt, For)]
+    conditions = [s.condition.name for loop in loops for s in loop.body if isinstance(s, If)]
     assert len(loops) == 4 and all(name.endswith("_turns") for name in conditions)
     for before, after in pairwise(loops):
         assert [item.init for item in after.carried] == [item.value for item in before.carried]
@@ -306,13 +306,13 @@ def test_a_product_that_reads_replaced_registers_is_refused(causal: tuple[Derive
     def moved(body: tuple) -> tuple:  # type: ignore[type-arg]
         found = []
         for stmt in body:
-            if isinstance(stmt, Loop):
-                issued = [s for s in stmt.body if isinstance(s, Issue)]
-                last = max(n for n, s in enumerate(stmt.body) if type(s).__name__ == "Await")
-                later = [s for s in stmt.body[last:] if not isinstance(s, Free)]
+            if isinstance(stmt, For):
+                issued = [s for s in stmt.body if isinstance(s, MmaAsync)]
+                last = max(n for n, s in enumerate(stmt.body) if type(s).__name__ == "MmaWait")
+                later = [s for s in stmt.body[last:] if not isinstance(s, ReleaseSlot)]
                 assert issued and later
                 stmt = replace(stmt, body=(*stmt.body[:last], *stmt.body[last + 1 :], stmt.body[last]))
-            elif isinstance(stmt, When):
+            elif isinstance(stmt, If):
                 stmt = replace(stmt, body=moved(stmt.body))
             found.append(stmt)
         return tuple(found)
@@ -345,20 +345,20 @@ def test_a_loaded_tile_that_is_computed_with_is_read_from_its_slot() -> None:
         program = _divided(derived, compiled, _roles(derived, compiled, delayed=(), step=64))
     except Unsuited as why:
         pytest.fail(str(why))
-    assert any(isinstance(stmt, Read) for stmt in nested(program.kernels[0].roles[1].body))
+    assert any(isinstance(stmt, LoadShared) for stmt in nested(program.kernels[0].roles[1].body))
 
 
 def test_a_scale_is_applied_where_the_maximum_is_subtracted(causal: tuple[Derived, Compiled]) -> None:
     """max(x * c) is max(x) * c for c > 0; of other scales the sign goes to x first, in a branch."""
     body = _divided(*causal, _roles(*causal)).kernels[0].roles[1].body
-    _, loop = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
+    _, loop = [stmt for stmt in nested(body) if isinstance(stmt, For)]
     ops = {s.value.name: s.op for s in loop.body if isinstance(s, Let)}
     folded = [op.value for op in ops.values() if isinstance(op, ReduceTile) and op.op == "max"]
     products = [op for op in ops.values() if isinstance(op, Elementwise) and op.fn == "mul"]
     assert folded and all(
         folded[0] not in (op.args[0], op.args[1]) or op.args[1].dims == () for op in products
     )
-    (branch,) = [stmt for stmt in loop.body if isinstance(stmt, When)]
+    (branch,) = [stmt for stmt in loop.body if isinstance(stmt, If)]
     assert "_turns" in branch.condition.name
 
 
@@ -497,7 +497,7 @@ def test_what_is_loaded_behind_a_loop_takes_the_registers_of_its_results() -> No
     (kernel,) = _divided(derived, compiled, roles).divided
     assert needs(kernel, compiled.extents, H200).registers <= held_by(kernel)
     producer, *consumers = kernel.roles
-    first = next(n for n, s in enumerate(consumers[0].body) if isinstance(s, Loop))
+    first = next(n for n, s in enumerate(consumers[0].body) if isinstance(s, For))
     late = [s for s in consumers[0].body[first:] if isinstance(s, Let) and isinstance(s.op, LoadTile)]
     assert {s.value.dims for s in late} == {("i",), ("n",)}
     early = tuple(s for s in consumers[0].body if s not in late)

@@ -25,7 +25,7 @@ from eqfuse.tile.gluon.module import emit
 from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile
 from eqfuse.tile.roles.choice import HELD, needs, rows_of, sized
 from eqfuse.tile.roles.interpreter import run
-from eqfuse.tile.roles.nodes import Await, Fill, Issue, Loop, Read, RolesProgram, Stmt
+from eqfuse.tile.roles.nodes import AsyncCopy, LoadShared, MmaAsync, MmaWait, RolesProgram, Stmt
 from eqfuse.tile.walk import nested
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.sizes import small_extents
@@ -145,25 +145,25 @@ def test_what_a_mask_excludes_reaches_no_gradient(name: str, wrong: float) -> No
             np.testing.assert_allclose(found[out.name][~reached], part[~reached], atol=2e-2, rtol=2e-2)
 
 
-def _loop(body: tuple[Stmt, ...]) -> Loop:
+def _loop(body: tuple[Stmt, ...]) -> For:
     """The loop whose blocks no mask cuts."""
-    loops = [stmt for stmt in nested(body) if isinstance(stmt, Loop) and stmt.axis == "i"]
+    loops = [stmt for stmt in nested(body) if isinstance(stmt, For) and stmt.axis == "i"]
     return min(loops, key=lambda loop: len(loop.body))
 
 
 def test_numbers_of_columns_are_copied_and_read_late() -> None:
     """The log-sum-exp of each query is in registers only once the scores are there, and what is under way is another product."""
     producer, consumer, _ = _divided("columns").kernels[0].roles
-    filled = {stmt.ring for stmt in nested(producer.body) if isinstance(stmt, Fill)}
+    filled = {stmt.ring for stmt in nested(producer.body) if isinstance(stmt, AsyncCopy)}
     assert {"lse_tiles", "D_tiles"} <= filled
     assert not any(
         isinstance(s, Let) and isinstance(s.op, LoadTile) and s.op.tensor in ("lse", "D")
         for s in consumer.body
     )
     body = _loop(consumer.body).body
-    issued = [n for n, stmt in enumerate(body) if isinstance(stmt, Issue)]
-    awaited = [n for n, stmt in enumerate(body) if isinstance(stmt, Await)]
-    read = [n for n, stmt in enumerate(body) if isinstance(stmt, Read)]
+    issued = [n for n, stmt in enumerate(body) if isinstance(stmt, MmaAsync)]
+    awaited = [n for n, stmt in enumerate(body) if isinstance(stmt, MmaWait)]
+    read = [n for n, stmt in enumerate(body) if isinstance(stmt, LoadShared)]
     assert len(issued) == len(awaited) == 4 and len(read) == 2
     first, second = awaited[:2]
     assert issued[1] < first < read[0] < issued[2] < second < read[1] < issued[3] < awaited[2]
@@ -188,7 +188,7 @@ def test_a_mask_that_ends_before_the_tensor_is_a_select_behind_the_copy() -> Non
     blocks = sized(config.blocks, rows_of(compiled.tile.kernels[0]), 128, 64)
     program = in_roles(compiled.chosen.nest, derived.program, dtypes, H200, [Roles(blocks, 2, 2, (), False)])
     body = list(nested(program.kernels[0].roles[1].body))
-    copied = {s.value.name for s in body if isinstance(s, Read) and s.view.ring == "c_tiles"}
+    copied = {s.value.name for s in body if isinstance(s, LoadShared) and s.view.ring == "c_tiles"}
     raw = {name for name in copied if name.endswith("_raw")}
     selects = [
         s.op for s in body if isinstance(s, Let) and isinstance(s.op, Elementwise) and s.op.fn == "where"

@@ -23,12 +23,12 @@ from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
-from eqfuse.tile.nodes import Dot, Elementwise, Let, LoadTile, ReduceTile, Value
+from eqfuse.tile.names import Fresh
+from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, ReduceTile, Value
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.choice import fits, rows_of, sized
 from eqfuse.tile.roles.interpreter import run
-from eqfuse.tile.roles.names import Fresh
-from eqfuse.tile.roles.nodes import Await, Columns, Issue, Loop, Read, RolesKernel, RolesProgram, Store
+from eqfuse.tile.roles.nodes import Columns, LoadShared, MmaAsync, MmaWait, RolesKernel, RolesProgram, Store
 from eqfuse.tile.roles.sharing import shared
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.triton.wrap import wrap
@@ -107,7 +107,7 @@ def test_one_copy_of_the_latent_tile_is_read_by_both_products(latent: tuple[Deri
     """As keys it is whole, as values it is a consumer's part of the columns."""
     kernel = _kernel(_divided(latent, _roles(latent[1])))
     _, first, second = kernel.roles
-    issued = [s for s in nested(first.body) if isinstance(s, Issue) and s.right.ring == "C_tiles"]
+    issued = [s for s in nested(first.body) if isinstance(s, MmaAsync) and s.right.ring == "C_tiles"]
     assert {s.right.dims for s in issued} == {("e", "j"), ("j", "e_part")}
     stored = [[s.tensor for s in nested(role.body) if isinstance(s, Store)] for role in (first, second)]
     assert len(stored[0]) == 3 and len(stored[1]) == 1 and set(stored[1]) < set(stored[0])
@@ -117,10 +117,10 @@ def test_a_product_that_starts_from_another_ones_result_is_not_awaited_between(
     latent: tuple[Derived, Compiled],
 ) -> None:
     kernel = _kernel(_divided(latent, _roles(latent[1], (2,))))
-    loop = next(s for s in nested(kernel.roles[1].body) if isinstance(s, Loop))
-    first, second, late = [s for s in loop.body if isinstance(s, Issue)]
+    loop = next(s for s in nested(kernel.roles[1].body) if isinstance(s, For))
+    first, second, late = [s for s in loop.body if isinstance(s, MmaAsync)]
     assert second.accumulator == first.pending and isinstance(late.left, type(first.pending))
-    assert [s.pending for s in loop.body if isinstance(s, Await)] == [second.pending, late.pending]
+    assert [s.pending for s in loop.body if isinstance(s, MmaWait)] == [second.pending, late.pending]
 
 
 def test_a_slot_that_is_filled_once_is_not_waited_for() -> None:
@@ -238,9 +238,9 @@ def test_a_product_may_start_from_a_tile_in_a_slot() -> None:
     compiled = compiler.pipeline(derived, {**SIZES, "b": 512}, HALF, H200)
     assert compiled.roles is not None
     kernel = compiled.roles.divided[-1]
-    read = {s.value.name for s in nested(kernel.roles[1].body) if isinstance(s, Read)}
+    read = {s.value.name for s in nested(kernel.roles[1].body) if isinstance(s, LoadShared)}
     started = {
-        s.accumulator.name for s in nested(kernel.roles[1].body) if isinstance(s, Issue) and s.accumulator
+        s.accumulator.name for s in nested(kernel.roles[1].body) if isinstance(s, MmaAsync) and s.accumulator
     }
     assert read & started
 

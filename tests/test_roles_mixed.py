@@ -24,10 +24,10 @@ from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.launch import GluonProgram
-from eqfuse.tile.nodes import Align, Dot, For, Kernel, LoadTile
+from eqfuse.tile.nodes import Align, Dot, For, If, Kernel, LoadTile
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.interpreter import run
-from eqfuse.tile.roles.nodes import Loop, Put, RolesKernel, RolesProgram, When
+from eqfuse.tile.roles.nodes import Put, RolesKernel, RolesProgram
 from eqfuse.tile.roles.split import prepared
 from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
@@ -154,7 +154,7 @@ def test_a_launch_settles_what_sizes_and_signs_say(
     module.settled(**tensors, scale=scale)
     assert (given[0][late.upper()], given[0][turns.upper()]) == known
     assert not any(
-        isinstance(s, When) and s.condition.name in (late, turns) for s in nested(kernel.roles[0].body)
+        isinstance(s, If) and s.condition.name in (late, turns) for s in nested(kernel.roles[0].body)
     )
 
 
@@ -197,8 +197,8 @@ def test_a_loop_of_products_inside_of_a_loop_over_their_columns_has_roles(
     kernel = compiled.roles.divided[0]
     producer, consumer, *_ = kernel.roles
     for role in (producer, consumer):
-        outer = [s for s in nested(role.body) if isinstance(s, Loop) and s.axis == "v"]
-        assert [[s.axis for s in loop.body if isinstance(s, Loop)] for loop in outer] == [["d"], ["d"]]
+        outer = [s for s in nested(role.body) if isinstance(s, For) and s.axis == "v"]
+        assert [[s.axis for s in loop.body if isinstance(s, For)] for loop in outer] == [["d"], ["d"]]
     certificate = certification.certify(derived, compiled, certification.Checks(4, 1e-3))
     assert certificate.ok and any("roles" in stage.name for stage in certificate.stages)
 

@@ -25,9 +25,10 @@ from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.module import emit
+from eqfuse.tile.nodes import For, If
 from eqfuse.tile.roles.choice import rows_of, sized
 from eqfuse.tile.roles.interpreter import run
-from eqfuse.tile.roles.nodes import Look, Loop, RolesProgram, When
+from eqfuse.tile.roles.nodes import AnyNonFinite, RolesProgram
 from eqfuse.tile.walk import nested
 
 H200 = device_named("h200")
@@ -127,10 +128,10 @@ def test_roles_look_only_where_blocks_are_masked() -> None:
     derived, compiled, roles = _made("causal")
     program = in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, [roles])
     consumer = program.kernels[0].roles[1]
-    loop = next(s for s in nested(consumer.body) if isinstance(s, Loop) and s.axis == "j")
-    late = [s for s in loop.body if isinstance(s, When) and s.condition.name == "j_late"]
-    assert [sum(isinstance(s, Look) for s in nested(when.body)) for when in late] == [0, 1]
-    assert sum(isinstance(s, Look) for s in nested(loop.body)) == 1
+    loop = next(s for s in nested(consumer.body) if isinstance(s, For) and s.axis == "j")
+    late = [s for s in loop.body if isinstance(s, If) and s.condition.name == "j_late"]
+    assert [sum(isinstance(s, AnyNonFinite) for s in nested(when.body)) for when in late] == [0, 1]
+    assert sum(isinstance(s, AnyNonFinite) for s in nested(loop.body)) == 1
     assert compiled.roles is not None  # chosen, though nothing is promised of what is masked
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, locate
+from eqfuse.names import Names
 from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.definitions import KeepingStops, definition
 from eqfuse.terms.expressions import Number, Reader
@@ -150,29 +151,6 @@ class Step:
     def loops(self) -> tuple[str, ...]:
         """Every axis that its body has."""
         return (*self.axes, *self.over)
-
-
-@dataclass
-class Names:
-    """Names that are taken."""
-
-    taken: set[str]
-
-    def fresh(self, wanted: str) -> str:
-        """`wanted`, or `wanted` with a number; taken from now on."""
-        name, number = wanted, 1
-        while name in self.taken:
-            number += 1
-            name = f"{wanted}_{number}"
-        self.taken.add(name)
-        return name
-
-    def numbered(self, base: str) -> str:
-        """`base` with the first number that is free; taken from now on."""
-        number = 1
-        while f"{base}_{number}" in self.taken:
-            number += 1
-        return self.fresh(f"{base}_{number}")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from eqfuse.differentiate.steps import Names, Step, Steps, name_of
+from eqfuse.differentiate.steps import Step, Steps, name_of
+from eqfuse.names import Names
 from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Scalar, Size, children, free_axes, rebuild, walk
 from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascends
@@ -33,7 +34,7 @@ def text_of(
     some outputs."""
     known = {step.name: step for step in steps.steps if step.name not in given}
     needed = needed_steps(known, outputs)
-    names, domains = Names(set(steps.names.taken)), dict(steps.domains)
+    names, domains = Names(steps.names.taken), dict(steps.domains)
     moved: dict[str, str] = {}
     written = _inlined(needed, outputs, [side for pair in at_most for side in pair])
     if any(map(_is_computed, written)):

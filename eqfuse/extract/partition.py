@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from eqfuse import limits
 from eqfuse.loops.contraction import factors, unmasked
+from eqfuse.names import Names
 from eqfuse.rules.merge import Group
 from eqfuse.rules.states import name_states
 from eqfuse.terms.folds import rank_axes, ranks_of
@@ -310,7 +311,7 @@ class Partition:
     def _apart(self, outputs: Sequence[Output]) -> list[Output]:
         """The outputs, with what cannot be walked in one kernel stored by another."""
         made = list(outputs)
-        names = {output.name for output in outputs}
+        names = Names((output.name for output in outputs), between="")
         index = 0
         while index < len(made):
             cut = next(iter(self._walked_and_kept([made[index].expr])), None)
@@ -318,8 +319,7 @@ class Partition:
                 index += 1
                 continue
             free = tuple(axis for axis in self.order if axis in free_axes(cut))
-            name = next(n for i in count(1) if (n := f"stored{i}") not in names)
-            names.add(name)
+            name = names.numbered("stored")
             read = {cut: Load(name, tuple(map(Axis, free)))}
             made = [Output(name, free, cut), *(replace(o, expr=replaced(o.expr, read)) for o in made)]
             index = 0

@@ -10,6 +10,7 @@ from eqfuse.errors import ScheduleError
 from eqfuse.loops.check import NestError
 from eqfuse.loops.nodes import Carried, Let, Loop, Stmt, Store
 from eqfuse.loops.share import PLACEHOLDER, axes_in_order, worth_keeping
+from eqfuse.names import Names
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -22,16 +23,6 @@ from eqfuse.terms.nodes import (
     substitute_axes,
     walk,
 )
-
-
-def fresh_name(wanted: str, taken: Iterable[str]) -> str:
-    """`wanted`, or the first of `wanted2`, `wanted3`, ... that is not taken."""
-    used = frozenset(taken)
-    name, count = wanted, 1
-    while name in used:
-        count += 1
-        name = f"{wanted}{count}"
-    return name
 
 
 @dataclass
@@ -183,7 +174,7 @@ class Builder:
         standing = {*self.parallel, *(block.axis for block in self._blocks[1 : depth + 1])}
         if expr.axis not in standing:
             return expr
-        alias = fresh_name(f"{expr.axis}_all", self._axes)
+        alias = Names(self._axes, between="").fresh(f"{expr.axis}_all")
         try:
             body = substitute_axes(expr.body, {expr.axis: Axis(alias)})
         except ValueError as why:

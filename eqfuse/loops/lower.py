@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import ScheduleError
-from eqfuse.loops.builder import Builder, fresh_name
+from eqfuse.loops.builder import Builder
 from eqfuse.loops.check import check
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Nest, Slots
 from eqfuse.loops.plan import GroupPlan, KernelPlan, Plan
@@ -26,6 +26,7 @@ from eqfuse.loops.share import named, pruned, rename_locals, shared
 from eqfuse.loops.slots import counting, instance, quotient_up
 from eqfuse.loops.unify import unified
 from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements
+from eqfuse.names import Names
 from eqfuse.rules.assignments import combines, finishes, updates
 from eqfuse.rules.merge import Group, Merge, State
 from eqfuse.terms.folds import fold_of, identity, joined, rank_axes
@@ -120,20 +121,20 @@ class _Context:
 
     def shard_axis(self, axis: str) -> str:
         if axis not in self.shards:
-            self.shards[axis] = fresh_name(f"{axis}_shard", self.axes)
+            self.shards[axis] = Names(self.axes, between="").fresh(f"{axis}_shard")
             self.axes.add(self.shards[axis])
         return self.shards[axis]
 
     def alias(self, axis: str, what: str = "all") -> str:
         """A new name for an axis."""
-        found = fresh_name(f"{axis}_{what}", self.axes)
+        found = Names(self.axes, between="").fresh(f"{axis}_{what}")
         self.axes.add(found)
         self.aliases[found] = self.aliases.get(axis, axis)
         return found
 
     def temporary(self, name: str, axes: tuple[str, ...]) -> Load:
         """A new tensor in the type that sums are kept in, and how to read it."""
-        tensor = fresh_name(name, self.tensors)
+        tensor = Names(self.tensors, between="").fresh(name)
         self.tensors.add(tensor)
         self.buffers.append(Buffer(tensor, axes, "acc", is_output=False))
         return Load(tensor, tuple(map(Axis, axes)))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from eqfuse.errors import EqfuseError
+from eqfuse.names import Names
 from eqfuse.operator.content import kernel_of, names_in, operator_of
 from eqfuse.operator.derivative import apart
 from eqfuse.terms.nodes import Program
@@ -42,11 +43,7 @@ def batched(
 
 def _fresh(source: Source) -> str:
     taken = {node.id for node in ast.walk(source.module()) if isinstance(node, ast.Name)}
-    number, name = 1, BATCH
-    while name in taken:
-        number += 1
-        name = f"{BATCH}{number}"
-    return name
+    return Names(taken, between="").fresh(BATCH)
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -33,11 +33,11 @@ from eqfuse.tile.nodes import (
     Let,
     LoadTile,
     MergeTile,
+    NonFiniteCorrection,
     Op,
     Positions,
     RankTile,
     ReduceTile,
-    RestOfProduct,
     Search,
     Start,
     Stmt,
@@ -72,7 +72,7 @@ class _KernelCheck:
         self._blocks: dict[str, Block] = {}
         self._visible: dict[str, Value] = {}
         self._names: set[str] = set()
-        self._open: list[For] = []
+        self._open: list[For[Stmt]] = []
 
     def run(self) -> None:
         for block in self._kernel.blocks:
@@ -123,7 +123,7 @@ class _KernelCheck:
                 case Store():
                     self._store(stmt)
 
-    def _for(self, loop: For) -> None:
+    def _for(self, loop: For[Stmt]) -> None:
         block = self._block(loop.axis)
         self._require(
             block.kind in ("loop", "unit"), f"loop over axis {loop.axis!r} with a {block.kind} block"
@@ -250,7 +250,7 @@ class _KernelCheck:
                 self._list(value, fold, right, ranks, ranks)
             case Dot():
                 self._dot(value, op)
-            case RestOfProduct():
+            case NonFiniteCorrection():
                 self._product(value, op.left, op.right, op.axis, op.total, op.left_mask, op.right_mask)
 
     def _fold(self, value: Value, op: str, sources: tuple[Value, ...], axis: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from eqfuse.records import dataclass
 from eqfuse.tile.nodes import (
     Align,
     Carried,
     Cast,
+    Constant,
     Elementwise,
     For,
     Kernel,
@@ -20,7 +21,10 @@ from eqfuse.tile.nodes import (
     Store,
     Value,
 )
-from eqfuse.tile.walk import operands
+from eqfuse.tile.walk import nested, operands
+
+Readers = Mapping[str, list[tuple[Value | None, Op]]]
+"""What reads a value, by its name: a value and its op, or no value where loops carry it."""
 
 Path = tuple[int, ...]
 """Place of a statement: its index in the kernel's body, then in the loop's body, and so on."""
@@ -41,7 +45,7 @@ class Uses:
         self.ops: dict[str, Op] = {}
         self._paths: dict[str, Path] = {}
         self._casts: set[Path] = set()
-        self._loops: dict[str, tuple[For, Path]] = {}
+        self._loops: dict[str, tuple[For[Stmt], Path]] = {}
         self._direct: dict[str, list[tuple[Reader, Value | None]]] = {}
         for path, stmt in _statements(kernel.body):
             self._visit(path, stmt)
@@ -101,7 +105,7 @@ class Uses:
             return self._place(self.readers(value)[0], depth, owner)
         return reader.path[depth]
 
-    def updates_in_place(self, loop: For, path: Path, item: Carried) -> bool:
+    def updates_in_place(self, loop: For[Stmt], path: Path, item: Carried) -> bool:
         """Whether `next` can be assigned to the carried variable itself: nobody reads the old value later."""
         place = self._paths.get(item.next.name)
         if place is None or place[:-1] != path or isinstance(self.ops[item.next.name], (Align, Positions)):
@@ -140,3 +144,16 @@ def _statements(body: Sequence[Stmt], path: Path = ()) -> Iterator[tuple[Path, S
         yield here, stmt
         if isinstance(stmt, For):
             yield from _statements(stmt.body, here)
+
+
+def readers_of(kernel: Kernel) -> Readers:
+    found: dict[str, list[tuple[Value | None, Op]]] = {}
+    for stmt in nested(kernel.body):
+        if isinstance(stmt, Let):
+            for operand in operands(stmt.op):
+                found.setdefault(operand.name, []).append((stmt.value, stmt.op))
+        elif isinstance(stmt, For):
+            for item in stmt.carried:
+                for value in (item.init, item.next):
+                    found.setdefault(value.name, []).append((None, Constant(0)))
+    return found

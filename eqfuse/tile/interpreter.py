@@ -50,11 +50,11 @@ from eqfuse.tile.nodes import (
     Let,
     LoadTile,
     MergeTile,
+    NonFiniteCorrection,
     Op,
     Positions,
     RankTile,
     ReduceTile,
-    RestOfProduct,
     Search,
     Start,
     Stmt,
@@ -260,7 +260,7 @@ class Instances:
                 case Store():
                     self._store(stmt, active)
 
-    def _loop(self, loop: For, active: npt.NDArray[np.bool_]) -> None:
+    def _loop(self, loop: For[Stmt], active: npt.NDArray[np.bool_]) -> None:
         step = self.blocks[loop.axis]
         position, stop = self.values[loop.start.name], self.values[loop.stop.name]
         for carried in loop.carried:
@@ -271,7 +271,7 @@ class Instances:
             self._advance(loop, running, everywhere=bool(running.all()))
             position = position + step
 
-    def _advance(self, loop: For, running: npt.NDArray[np.bool_], *, everywhere: bool) -> None:
+    def _advance(self, loop: For[Stmt], running: npt.NDArray[np.bool_], *, everywhere: bool) -> None:
         advanced = {}
         totals = {stmt.value.name for stmt in loop.body if isinstance(stmt, Let) and accumulates(stmt.op)}
         for carried in loop.carried:
@@ -329,7 +329,7 @@ class Instances:
                 return self._state(op)
             case Dot():
                 return self._dot(value, op)
-            case RestOfProduct():
+            case NonFiniteCorrection():
                 return self._rest_of_product(value, op)
 
     def _number(self, number: float, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -491,13 +491,13 @@ class Instances:
             return total
         return self.domain.call("add", [self._aligned(op.accumulator, value.dims), total])
 
-    def _factors(self, value: Value, op: Dot | RestOfProduct) -> tuple[Any, Any]:
+    def _factors(self, value: Value, op: Dot | NonFiniteCorrection) -> tuple[Any, Any]:
         """The operands of a product, with the dims of the result and the axis that is summed over, whole along it."""
         dims = (*value.dims, op.axis)
         left, right = (self._real(self._aligned(v, dims)) for v in (op.left, op.right))
         return self._spread(left, self.blocks[op.axis]), self._spread(right, self.blocks[op.axis])
 
-    def _masks(self, value: Value, op: Dot | RestOfProduct) -> tuple[Any, Any]:
+    def _masks(self, value: Value, op: Dot | NonFiniteCorrection) -> tuple[Any, Any]:
         dims = (*value.dims, op.axis)
         left, right = (
             None if mask is None else self._aligned(mask, dims) for mask in (op.left_mask, op.right_mask)
@@ -530,7 +530,7 @@ class Instances:
         zero = self.domain.full((1,) * len(self.domain.shape(array)), 0.0)
         return self.domain.where(self._is_finite(array), array, zero)
 
-    def _rest_of_product(self, value: Value, op: RestOfProduct) -> Any:
+    def _rest_of_product(self, value: Value, op: NonFiniteCorrection) -> Any:
         total = self._aligned(op.total, value.dims)
         left, right = self._factors(value, op)
         if self.domain.is_finite(left) and self.domain.is_finite(right):

@@ -3,6 +3,7 @@
     program ::= Program(kernels, buffers)
     kernel  ::= Kernel(name, blocks, grid, body)
     stmt    ::= Let(value, op) | For(...) | Store(tensor, index, value, mask)
+              | If(condition, body, results)       in roles alone, as PersistentLoop(carried, body)
     op      ::= Constant(number)                   a scalar
               | Irrational(name)                   a scalar that no finite field has: log2 e or ln 2
               | Argument(name)                     a run-time scalar
@@ -33,7 +34,7 @@
                                                    *columns), result and accumulator (*batch, *rows, *columns);
                                                    where a mask (of the dims of its operand, which is 0 or NaN there)
                                                    is false, the other operand is read as 0: no NaN of it gets through
-              | RestOfProduct(left, right, axis, total, left_mask, right_mask)
+              | NonFiniteCorrection(left, right, axis, total, left_mask, right_mask)
                                                    `total` and the products of a Dot of which a factor is not finite
 
 A `Value` carries its name, its dims (tile axes in order; () is a scalar) and its dtype; every op's
@@ -58,13 +59,16 @@ that a clipping runner may skip.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.records import dataclass
 from eqfuse.terms.nodes import Expr
+
+S_co = TypeVar("S_co", covariant=True)
+"""Statements of a region: those of the tile program, or of roles."""
 
 TILE_FUNCTIONS: Mapping[str, int] = {"exp2": 1}
 """Elementwise functions that the language has not, and how many operands they have: exp2(x) = 2 ** x."""
@@ -237,7 +241,7 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class RestOfProduct:
+class NonFiniteCorrection:
     left: Value
     right: Value
     axis: str
@@ -269,7 +273,7 @@ Op = (
     | RankTile
     | MergeTile
     | Dot
-    | RestOfProduct
+    | NonFiniteCorrection
 )
 
 
@@ -292,7 +296,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class For:
+class For(Generic[S_co]):
     """Blocks of `axis` from `start` to `stop` in steps of the axis's block size; `stop` may fall inside a block.
 
     `masked` is False where no position of any block is past the end (and every predicate that cuts
@@ -304,8 +308,35 @@ class For:
     start: Value
     stop: Value
     carried: tuple[Carried, ...]
-    body: tuple[Stmt, ...]
-    masked: bool
+    body: tuple[S_co, ...]
+    masked: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """`value` is `then` where the branch is taken, else `otherwise`."""
+
+    DEFINES: ClassVar = ("value",)
+    value: Value
+    then: Value
+    otherwise: Value
+
+
+@dataclass(frozen=True)
+class If(Generic[S_co]):
+    """`body` where the scalar `condition` holds, alike for all threads."""
+
+    condition: Value
+    body: tuple[S_co, ...]
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
+class PersistentLoop(Generic[S_co]):
+    """Work items of the grid that a thread block of a persistent grid does, one after the other."""
+
+    carried: tuple[Carried, ...]
+    body: tuple[S_co, ...]
 
 
 @dataclass(frozen=True)
@@ -316,7 +347,7 @@ class Store:
     mask: Value | None
 
 
-Stmt = Let | For | Store
+Stmt: TypeAlias = "Let | For[Stmt] | Store"
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ from eqfuse.tile.nodes import (
     Let,
     LoadTile,
     MergeTile,
+    NonFiniteCorrection,
     Op,
     Positions,
     RankTile,
     ReduceTile,
-    RestOfProduct,
     Search,
     Start,
     Stmt,
@@ -83,7 +83,7 @@ class KernelPrinter:
                 case Store(tensor, index, value, mask):
                     yield f"{indent}store {tensor}[{self._list(index)}] = {self._name(value)}{self._where(mask)}"
 
-    def _for(self, loop: For, indent: str) -> Iterator[str]:
+    def _for(self, loop: For[Stmt], indent: str) -> Iterator[str]:
         kind = " masked" if loop.masked else ""
         yield f"{indent}for {loop.axis} in {self._name(loop.start)}..{self._name(loop.stop)}{kind}:"
         for item in loop.carried:
@@ -168,7 +168,7 @@ def show_op(value: Value, op: Op, name_of: Callable[[Value], str]) -> str:
             halves = ", as bf16x3" if precision == "bf16x3" else ""
             sums = "" if imprecise is None else f", {imprecise} summed imprecisely"
             return f"{start}dot({first}, {second}, over {axis}{halves}{sums})"
-        case RestOfProduct(left, right, axis, total, left_mask, right_mask):
+        case NonFiniteCorrection(left, right, axis, total, left_mask, right_mask):
             first = f"{name_of(left)}{where(left_mask)}"
             second = f"{name_of(right)}{where(right_mask)}"
             return f"{name_of(total)} + rest_of_dot({first}, {second}, over {axis})"

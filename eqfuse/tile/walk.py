@@ -7,11 +7,12 @@ defines (`DEFINES`), and a field `body` has statements inside.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from eqfuse.tile.nodes import Let, Value
+from eqfuse.tile.nodes import Let, Op, Value
 
 N = TypeVar("N")
 HOLDS = re.compile(r"\b(Value|Op|Carried|Result|Index|Along|View)\b")
@@ -112,6 +113,21 @@ def defined(body: Iterable[object]) -> Iterator[Value]:
 def reads(body: Iterable[object]) -> Iterator[Value]:
     """Every value that a body reads, once for each time that it does."""
     return (value for stmt in nested(body) for value in operands(stmt))
+
+
+def lets_of(body: Iterable[object]) -> Iterator[Let]:
+    """Every `Let` of a body."""
+    return (stmt for stmt in nested(body) if isinstance(stmt, Let))
+
+
+def ops_of(body: Iterable[object]) -> dict[str, Op]:
+    """What defines each value of a body, by the values' names."""
+    return {let.value.name: let.op for let in lets_of(body)}
+
+
+def uses_of(body: Iterable[object]) -> Counter[str]:
+    """How often a body reads each value, by the values' names."""
+    return Counter(value.name for value in reads(body))
 
 
 def used(body: Iterable[object]) -> set[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from keyword import iskeyword
+from keyword import kwlist
 from typing import Any
 
 import torch
 from torch import fx
 
 from eqfuse.errors import EqfuseError
+from eqfuse.names import Names
 from eqfuse.terms.dtypes import DTYPES
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
 from eqfuse.terms.nodes import Const, Expr, Load, Scalar, call, walk
@@ -226,8 +227,4 @@ def input_name(word: str, taken: Sequence[str]) -> str:
     clean = "".join(letter if letter.isalnum() else "_" for letter in word).strip("_") or "x"
     if clean[0].isdigit():
         clean = f"x{clean}"
-    name, number = clean, 1
-    while name in taken or name in reserved() or iskeyword(name):
-        number += 1
-        name = f"{clean}_{number}"
-    return name
+    return Names((*taken, *reserved(), *kwlist)).fresh(clean)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from eqfuse.tile.dtypes import INTEGERS
@@ -21,12 +20,12 @@ from eqfuse.tile.nodes import (
     Store,
     Value,
 )
-from eqfuse.tile.walk import nested, reads
+from eqfuse.tile.walk import nested, ops_of, uses_of
 
 
 def dot_factors(kernel: Kernel) -> Mapping[str, tuple[Value, Value]]:
     """By the name of a matrix product that nothing reads but its product with a scalar: that product, the scalar."""
-    count = Counter(value.name for value in reads(kernel.body))
+    count = uses_of(kernel.body)
     lets = [stmt for stmt in nested(kernel.body) if isinstance(stmt, Let)]
     dots = {
         let.value.name
@@ -57,8 +56,8 @@ def known_numbers(kernel: Kernel) -> frozenset[str]:
 
 def direct_stores(kernel: Kernel) -> Mapping[str, Store]:
     """By the name of a value that nothing reads but one store in the same body, of all its positions: that store."""
-    count = Counter(value.name for value in reads(kernel.body))
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    count = uses_of(kernel.body)
+    ops = ops_of(kernel.body)
     bodies = [kernel.body, *(stmt.body for stmt in nested(kernel.body) if isinstance(stmt, For))]
     found: dict[str, Store] = {}
     for body in bodies:

@@ -27,7 +27,7 @@ from eqfuse.tile.cpu.values import (
     needed,
     rendered,
 )
-from eqfuse.tile.cpu.writer import Writer, identifier
+from eqfuse.tile.cpu.writer import Identifiers, Writer
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import (
     Align,
@@ -50,11 +50,11 @@ from eqfuse.tile.nodes import (
     Let,
     LoadTile,
     MergeTile,
+    NonFiniteCorrection,
     Op,
     Positions,
     RankTile,
     ReduceTile,
-    RestOfProduct,
     Search,
     Start,
     Stmt,
@@ -84,11 +84,11 @@ def source_of(program: TileProgram) -> tuple[str, tuple[str, ...]]:
     an iterable of their first positions in the order of the kernel's grid. It writes the buffers.
     """
     texts, names = [HEADER], []
-    taken = names_in(HEADER)
+    taken = Identifiers(names_in(HEADER))
     for kernel in program.kernels:
-        name = identifier(kernel.name, taken)
+        name = taken.fresh(kernel.name)
         names.append(name)
-        texts.append(_kernel_source(kernel, program, taken, name))
+        texts.append(_kernel_source(kernel, program, taken.taken, name))
     return "\n\n".join(texts), tuple(names)
 
 
@@ -123,7 +123,7 @@ def _body(w: Writer, body: Sequence[Stmt]) -> None:
         w.release(scope)
 
 
-def _loop(w: Writer, loop: For) -> None:
+def _loop(w: Writer, loop: For[Stmt]) -> None:
     start, stop = w.python(w.items[loop.start.name]), w.python(w.items[loop.stop.name])
     if stop != w.size(loop.axis):
         stop = w.let(f"{loop.axis}_end", f"min({stop}, {w.size(loop.axis)})")
@@ -154,7 +154,7 @@ def _carried(value: Value, text: str) -> Item:
     return Item(text, value.dims, value.dtype, frozenset(value.dims))
 
 
-def _advance(w: Writer, loop: For, body: list[Line]) -> None:
+def _advance(w: Writer, loop: For[Stmt], body: list[Line]) -> None:
     """Carried variables take their next contents, at once where one is the next content of another."""
     claimed: set[Storage] = set()
     pairs = []
@@ -225,7 +225,7 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
             return merged(w, value, op)
         case Dot():
             return dot(w, value, op)
-        case FinitePart() | RestOfProduct():
+        case FinitePart() | NonFiniteCorrection():
             raise TileError(f"{value.name} is for a matrix unit: a CPU's products have masks")
 
 

@@ -10,6 +10,7 @@ import keyword
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from eqfuse.names import Names
 from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Size
@@ -22,16 +23,14 @@ from eqfuse.tile.storage import buffer_dtypes
 from eqfuse.tile.walk import used
 
 
-def identifier(wanted: str, taken: set[str]) -> str:
-    base = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
-    if not base or base[0].isdigit() or keyword.iskeyword(base):
-        base = f"v_{base}"
-    name, count = base, 1
-    while name in taken:
-        count += 1
-        name = f"{base}_{count}"
-    taken.add(name)
-    return name
+class Identifiers(Names):
+    """Names of Python."""
+
+    def fresh(self, wanted: str) -> str:
+        base = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
+        return super().fresh(
+            f"v_{base}" if not base or base[0].isdigit() or keyword.iskeyword(base) else base
+        )
 
 
 def _conversion(item: Item, dtype: str) -> str:
@@ -66,7 +65,7 @@ class Writer:
         self.blocks = {block.axis: block for block in kernel.blocks}
         self.domains = dict(program.domains)
         self.buffers = {buffer.name for buffer in program.buffers}
-        self.taken = {*taken, *dir(builtins), "tensors", "scalars", "sizes", "blocks"}
+        self.fresh = Identifiers((*taken, *dir(builtins), "tensors", "scalars", "sizes", "blocks")).fresh
         self.head: list[Line] = []
         self.items: dict[str, Item] = {}
         self.inputs: dict[str, str] = {}
@@ -84,9 +83,6 @@ class Writer:
         self.stored_dtypes = buffer_dtypes(program)
 
     # Variables ----------------------------------------------------------------------------------
-
-    def fresh(self, wanted: str) -> str:
-        return identifier(wanted, self.taken)
 
     def emit(self, text: str, target: str | None = None) -> None:
         self.scopes[-1].lines.append(Line(text if target is None else f"{target} = {text}", target))

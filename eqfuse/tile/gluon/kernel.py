@@ -22,52 +22,50 @@ from eqfuse.tile.nodes import (
     Constant,
     Elementwise,
     Extent,
+    Fill,
+    For,
+    If,
     Irrational,
     LaunchValue,
     Let,
     LoadTile,
     Op,
+    PersistentLoop,
     Positions,
     ReduceTile,
     Start,
     Store,
     Value,
 )
-from eqfuse.tile.nodes import (
-    Fill as FillOp,
-)
 from eqfuse.tile.roles.nodes import (
     Along,
+    AnyNonFinite,
+    AsyncCopy,
     At,
-    Await,
-    Clear,
     Column,
-    Fill,
-    Free,
-    Give,
+    ConsumerBarrier,
     Index,
-    Issue,
-    Items,
-    Look,
-    Loop,
-    Meet,
+    LoadShared,
+    MmaAsync,
+    MmaWait,
     Put,
-    Read,
+    ReleaseSlot,
     Ring,
     Role,
     RolesKernel,
     Staging,
     Stmt,
+    StoreShared,
     View,
     Wait,
-    When,
+    ZeroNonFinite,
 )
 from eqfuse.tile.triton.expressions import Piece
 from eqfuse.tile.triton.functions import IRRATIONAL, Text, call
 from eqfuse.tile.triton.parameters import Names, Tables
 from eqfuse.tile.triton.template import launch_text
 from eqfuse.tile.triton.wrap import wrap
-from eqfuse.tile.walk import nested, operands
+from eqfuse.tile.walk import nested, operands, ops_of
 
 WARPS = 4
 """Warps of a consumer: a warp group, which multiplies matrices together."""
@@ -156,24 +154,24 @@ class _Writer:
         )
         self.blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         statements = [stmt for role in kernel.roles for stmt in nested(role.body)]
-        self.ops: Mapping[str, Op] = {s.value.name: s.op for s in statements if isinstance(s, Let)}
+        self.ops: Mapping[str, Op] = ops_of(statements)
         self.parameters = self._parameters()
-        self.tiles = {ring.name: self.names.new(f"{ring.name}") for ring in kernel.rings}
-        self.full = {ring.name: self.names.new(f"{ring.name}_full") for ring in kernel.rings}
+        self.tiles = {ring.name: self.names.fresh(f"{ring.name}") for ring in kernel.rings}
+        self.full = {ring.name: self.names.fresh(f"{ring.name}_full") for ring in kernel.rings}
         filled_again = {
-            stmt.ring for role in kernel.roles for stmt in nested(role.body) if isinstance(stmt, Free)
+            stmt.ring for role in kernel.roles for stmt in nested(role.body) if isinstance(stmt, ReleaseSlot)
         }
         self.empty = {
-            ring.name: self.names.new(f"{ring.name}_empty")
+            ring.name: self.names.fresh(f"{ring.name}_empty")
             for ring in kernel.rings
             if ring.name in filled_again
         }
-        meets = any(isinstance(stmt, Meet) for role in kernel.roles for stmt in nested(role.body))
-        self.meeting = self.names.new("meeting") if meets else None
-        self.staged = {s.name: self.names.new(s.name) for s in kernel.staging}
+        meets = any(isinstance(stmt, ConsumerBarrier) for role in kernel.roles for stmt in nested(role.body))
+        self.meeting = self.names.fresh("meeting") if meets else None
+        self.staged = {s.name: self.names.fresh(s.name) for s in kernel.staging}
         tile_axes = {b.axis for b in kernel.blocks if _is_tile(b)}
         self.starts = {
-            b.axis: self.names.new(f"{b.axis}_start" if b.axis in tile_axes else b.axis)
+            b.axis: self.names.fresh(f"{b.axis}_start" if b.axis in tile_axes else b.axis)
             for b in kernel.blocks
         }
         if kernel.columns is not None:
@@ -188,35 +186,35 @@ class _Writer:
         for role in kernel.roles:
             for stmt in nested(role.body):
                 match stmt:
-                    case Fill(ring, _, at):
+                    case AsyncCopy(ring, _, at):
                         index[ring] = at
                     case Put(staging, _, at, _):
                         index[staging] = at
                     case Let(_, LoadTile(tensor)) | Store(tensor):
                         if tensor not in found.pointers:
                             labels = self.tables.tensors[tensor].labels
-                            found.pointers[tensor] = names.new(f"{tensor}_ptr")
-                            found.strides[tensor] = tuple(names.new(f"{tensor}_stride_{n}") for n in labels)
+                            found.pointers[tensor] = names.fresh(f"{tensor}_ptr")
+                            found.strides[tensor] = tuple(names.fresh(f"{tensor}_stride_{n}") for n in labels)
                     case Let(value, Argument(name) | LaunchValue(name, _)) if name not in found.scalars:
-                        found.scalars[name] = names.new(name), value.dtype
+                        found.scalars[name] = names.fresh(name), value.dtype
                     case Let(_, Extent(axis)):
                         extents.append(axis)
         for axis in dict.fromkeys(self.tables.root[axis] for axis in extents):
-            found.extents[axis] = names.new(f"N_{axis}")
+            found.extents[axis] = names.fresh(f"N_{axis}")
         copied: list[Ring | Staging] = [*kernel.rings, *kernel.staging]
         for each in copied:
             if each.name in index:
                 axes = tuple(p.axis if isinstance(p, Along) else None for p in index[each.name])
-                name = names.new(f"{each.name}_desc")
+                name = names.fresh(f"{each.name}_desc")
                 found.descriptors[each.name] = Descriptor(name, each.tensor, axes, each.tile.dtype)
         for block in filter(_is_tile, kernel.blocks):
-            found.blocks[block.axis] = names.new(f"BLOCK_{block.axis.upper()}")
+            found.blocks[block.axis] = names.fresh(f"BLOCK_{block.axis.upper()}")
         for value in kernel.settled:
             op = self.ops[value.name]
             assert isinstance(op, Elementwise)
             kind = found.settled if op.args[0].dtype in INTEGERS else found.signs
             same = next((name for known, name in kind.items() if self.ops[known] == op), None)
-            kind[value.name] = same or names.new(value.name.upper())
+            kind[value.name] = same or names.fresh(value.name.upper())
         return found
 
     def at_call(self, condition: str, extent: Callable[[str], str], block: Callable[[str], str]) -> str:
@@ -442,7 +440,7 @@ class _RoleText:
         rows = self.kernel.rows
         found: dict[str, None] = {}
         for stmt in nested(self.role.body):
-            values = [stmt.value] if isinstance(stmt, Let | Read | Await) else []
+            values = [stmt.value] if isinstance(stmt, Let | LoadShared | MmaWait) else []
             for value in (*values, *operands(stmt)):
                 found |= dict.fromkeys(axis for axis in value.dims if axis != rows)
         return list(found)
@@ -474,7 +472,7 @@ class _RoleText:
         operands = [
             ring.tile.dtype
             for stmt in nested(self.role.body)
-            if isinstance(stmt, Issue)
+            if isinstance(stmt, MmaAsync)
             for ring in (self.kernel.ring(stmt.right.ring),)
         ]
         return SUMMED_BYTES // min((BYTES[dtype] for dtype in operands), default=2)
@@ -486,15 +484,15 @@ class _RoleText:
         links: list[tuple[str, str]] = []
         for stmt in nested(self.role.body):
             match stmt:
-                case Issue(pending, Value() as left, right, _, accumulator):
+                case MmaAsync(pending, Value() as left, right, _, accumulator):
                     wanted[left.name] = f"gl.DotOperandLayout(0, TILE_{pending.dims[1].upper()}, 2)"
                     other |= {v.name for v in (right.turn, accumulator) if v is not None}
                 case Column(_, _, place):
                     other.add(place.name)
-                case Loop(_, start, stop, carried, _):
+                case For(_, start, stop, carried, _):
                     links += [(c.value.name, v.name) for c in carried for v in (c.init, c.next)]
                     other |= {start.name, stop.name}
-                case When(condition, _, results):
+                case If(condition, _, results):
                     links += [(r.value.name, v.name) for r in results for v in (r.then, r.otherwise)]
                     other.add(condition.name)
                 case _:
@@ -530,41 +528,41 @@ class _RoleText:
         match stmt:
             case Let():
                 self._let(stmt, body)
-            case Loop():
+            case For():
                 self._loop(stmt)
-            case Items():
+            case PersistentLoop():
                 self._items(stmt)
-            case When():
+            case If():
                 self._when(stmt)
             case At(axis, start):
                 self._write(f"{self.writer.starts[axis]} = {text.code(start)}")
-            case Fill(ring, turn, index):
+            case AsyncCopy(ring, turn, index):
                 self._fill(self.kernel.ring(ring), turn, index)
             case Wait(ring, end, turn, before):
                 barrier = (self.writer.full if end == "full" else self.writer.empty)[ring]
                 slot, phase = self._slot(ring, turn), self._phase(ring, turn, before)
                 self._write(f"mbarrier.wait({barrier}.index({slot}), {phase})")
-            case Free(ring, turn):
+            case ReleaseSlot(ring, turn):
                 self._write(f"mbarrier.arrive({self.writer.empty[ring]}.index({self._slot(ring, turn)}))")
-            case Give(ring, turn, value):
+            case StoreShared(ring, turn, value):
                 tile = f"{self.writer.tiles[ring]}.index({self._slot(ring, turn)})"
                 self._write(f"{tile}.store({text.full(text.read(value), value.dims, value.dtype)})")
                 self._write("fence_async_shared()")
                 self._write(f"mbarrier.arrive({self.writer.full[ring]}.index({self._slot(ring, turn)}))")
-            case Read(value, view):
+            case LoadShared(value, view):
                 self._define(
                     value, Piece(Text(f"{self._view(view)}.load({text.layout(value.dims)})"), value.dims)
                 )
-            case Issue():
+            case MmaAsync():
                 self._issue(stmt)
-            case Await(value, pending, behind):
+            case MmaWait(value, pending, behind):
                 waited = f"warpgroup_mma_wait({behind}, deps=({text.code(pending)},))"
                 self._define(value, Piece(Text(waited), value.dims))
-            case Look(value, view):
+            case AnyNonFinite(value, view):
                 self._define(value, Piece(call(text.use("not_finite"), self._view(view))))
-            case Clear(view):
+            case ZeroNonFinite(view):
                 self._write(call(text.use("clear_not_finite"), self._view(view)).code)
-            case Meet(turn):
+            case ConsumerBarrier(turn):
                 self._write(f"mbarrier.arrive({self.writer.meeting})")
                 self._write(f"mbarrier.wait({self.writer.meeting}, {text.read(turn).text.at(4)} & 1)")
             case Column(value, tile, place):
@@ -605,7 +603,7 @@ class _RoleText:
     def _keeps_text(self, let: Let, piece: Piece, body: Iterable[Stmt]) -> bool:
         """Whether the expression itself stands for the value, without a variable."""
         match let.op:
-            case Constant() | Irrational() | Argument() | Extent() | BlockSize() | LaunchValue() | FillOp():
+            case Constant() | Irrational() | Argument() | Extent() | BlockSize() | LaunchValue() | Fill():
                 return True
             case _ if let.value.name in self.operands:
                 return False
@@ -634,7 +632,7 @@ class _RoleText:
                     return False
         return False
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: For[Stmt]) -> None:
         text = self.expressions
         for item in loop.carried:
             self._assign_new(item.value, item.init)
@@ -655,7 +653,7 @@ class _RoleText:
         for item in carried:
             new = text.full(text.read(item.next), item.value.dims, item.value.dtype)
             if item.next.name in names and item.next != item.value:  # before it is replaced itself
-                name = self.local.new(f"{text.code(item.value)}_next")
+                name = self.local.fresh(f"{text.code(item.value)}_next")
                 self._write(f"{name} = {new}")
                 new = name
             moves.append((text.code(item.value), new))
@@ -663,10 +661,10 @@ class _RoleText:
             if old != new:
                 self._write(f"{old} = {new}")
 
-    def _items(self, items: Items) -> None:
+    def _items(self, items: PersistentLoop[Stmt]) -> None:
         for item in items.carried:
             self._assign_new(item.value, item.init)
-        new = self.local.new
+        new = self.local.fresh
         number, turn, rounds = new("number"), new("round_of_items"), new("rounds")
         items_, workers, more = new("items"), new("workers"), new("more")
         here, back = new("here"), new("back")
@@ -700,14 +698,14 @@ class _RoleText:
         self._write(f"{name} = {code}")
         self.expressions.pieces[value.name] = Piece(Text(name), value.dims)
 
-    def _when(self, when: When) -> None:
+    def _when(self, when: If[Stmt]) -> None:
         text = self.expressions
         for result in when.results:
             self._assign_new(result.value, result.otherwise)
         self._write(f"if {text.code(when.condition)}:")
         self.indent += 1
         with self.local.scope():
-            rare, text.rare = text.rare, text.rare or any(isinstance(s, Meet) for s in when.body)
+            rare, text.rare = text.rare, text.rare or any(isinstance(s, ConsumerBarrier) for s in when.body)
             self._body(when.body)
             text.rare = rare
             for result in when.results:
@@ -773,7 +771,7 @@ class _RoleText:
             at = self._coordinates(index, str(part))
             self._write(f"copy_in({desc}, [{at}], {full}, {tile})")
 
-    def _issue(self, stmt: Issue) -> None:
+    def _issue(self, stmt: MmaAsync) -> None:
         text, dims = self.expressions, stmt.pending.dims
         layout = text.layout(dims)
         left = self._view(stmt.left) if isinstance(stmt.left, View) else text.code(stmt.left)

@@ -120,7 +120,7 @@ class _Module(Template[AnyText]):
         found: list[AnyText] = []
         following = (*self._program.kernels[1:], None)
         for kernel, after in zip(self._program.kernels, following, strict=True):
-            name = names.new(kernel.name)
+            name = names.fresh(kernel.name)
             if isinstance(kernel, RolesKernel):
                 found.append(write_kernel(kernel, name, tables))
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
@@ -15,6 +14,7 @@ from eqfuse.terms.floats import rounded
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, identity, operand_dtypes, result_dtype
+from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
     Align,
     BlockSize,
@@ -78,8 +78,7 @@ class Builder:
         self.ops: dict[str, Op] = {}
         self._rank = {axis: rank for rank, axis in enumerate(blocks)}
         self._levels: dict[str, int] = {}
-        self._reserved = set(reserved)
-        self._names: set[str] = set()
+        self._names = Fresh(reserved)
 
     # Axes ---------------------------------------------------------------------------------------
 
@@ -281,14 +280,9 @@ class Builder:
         return max(levels, default=0)
 
     def _name(self, hint: str, dims: tuple[str, ...], dtype: str, level: int) -> Value:
-        name = hint
-        number = 1
-        while name in self._names or name in self._reserved or keyword.iskeyword(name):
-            number += 1
-            name = f"{hint}_{number}"
-        self._names.add(name)
-        self._levels[name] = level
-        return Value(name, dims, dtype)
+        value = self._names.value(hint, dims, dtype)
+        self._levels[value.name] = level
+        return value
 
 
 def _holds(dtype: str, number: float) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from eqfuse.names import Names
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Size
@@ -72,20 +73,14 @@ class Buffer:
     dtype: str
 
 
-class Names:
+class CppNames(Names):
     """C++ names, each given once."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
+        super().__init__(between="")
 
     def fresh(self, wanted: str) -> str:
-        base = re.sub(r"[^A-Za-z0-9_]", "_", wanted) + "_"
-        name, count = base, 1
-        while name in self._taken:
-            count += 1
-            name = f"{base}{count}"
-        self._taken.add(name)
-        return name
+        return super().fresh(re.sub(r"[^A-Za-z0-9_]", "_", wanted) + "_")
 
 
 class Context:
@@ -97,7 +92,7 @@ class Context:
         program: TileProgram,
         interface: Interface,
         extents: Mapping[str, int],
-        names: Names,
+        names: CppNames,
         number: int,
     ) -> None:
         self.kernel, self.interface, self.names, self.number = kernel, interface, names, number

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from eqfuse import records
-from eqfuse.tile.nodes import Dot, For, Op, Store, Value
+from eqfuse.tile.nodes import Dot, For, Op, Stmt, Store, Value
 
 
 class NotNative(Exception):
@@ -49,7 +49,7 @@ class Put:
 class Blocks:
     """A `For` with plain operands, and its body's items."""
 
-    loop: For
+    loop: For[Stmt]
     items: tuple[Item, ...]
 
 

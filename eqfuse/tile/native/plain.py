@@ -84,7 +84,7 @@ class _Plain:
     def _mask(self, mask: Value | None) -> Value | None:
         return None if mask is None or self._truth(mask) else self._plain(mask)
 
-    def _blocks(self, loop: For) -> Blocks:
+    def _blocks(self, loop: For[Stmt]) -> Blocks:
         inits = [self._plain(carried.init) for carried in loop.carried]
         for carried in loop.carried:
             self._values[carried.value.name] = carried.value

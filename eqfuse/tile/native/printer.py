@@ -9,7 +9,7 @@ from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.functions import CASTS, DRAWN
 from eqfuse.tile.dtypes import INTEGERS, identity
-from eqfuse.tile.native.context import Interface, Names, Open
+from eqfuse.tile.native.context import CppNames, Interface, Open
 from eqfuse.tile.native.folds import STRETCH, UNROLLED, folded_axis, folds_of
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
 from eqfuse.tile.native.text import (
@@ -62,7 +62,7 @@ def source_of(program: TileProgram, interface: Interface, extents: Mapping[str, 
     """The C++ source of a program, for the extents or others: they only decide about the order of loops.
 
     Raises NotNative for what it has no text for."""
-    names = Names()
+    names = CppNames()
     kernels = [
         _KernelPrinter(kernel, program, interface, extents, names, k).text()
         for k, kernel in enumerate(program.kernels)

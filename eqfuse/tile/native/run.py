@@ -29,7 +29,7 @@ from eqfuse.tile.nodes import (
     TileProgram,
 )
 from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
-from eqfuse.tile.walk import nested
+from eqfuse.tile.walk import nested, ops_of
 
 Unit = frozenset[tuple[str, int]]
 
@@ -186,7 +186,7 @@ def longest(program: TileProgram) -> int:
 
 
 def _longest(kernel: Kernel) -> int:
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    ops = ops_of(kernel.body)
     most = 1
     for let in (stmt for stmt in nested(kernel.body) if isinstance(stmt, Let)):
         match let.op:

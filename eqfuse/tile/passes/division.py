@@ -28,7 +28,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import changed, in_kernels
-from eqfuse.tile.walk import nested
+from eqfuse.tile.walk import ops_of
 
 
 def plain_divisions(program: TileProgram) -> TileProgram:
@@ -37,7 +37,7 @@ def plain_divisions(program: TileProgram) -> TileProgram:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    ops = ops_of(kernel.body)
 
     def one(let: Let) -> tuple[Let]:
         match let.op:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
 
 from eqfuse.records import dataclass
+from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import For, Kernel, Let, Op, Stmt, TileProgram, Value
 from eqfuse.tile.walk import defined
 
@@ -28,16 +28,11 @@ class Draft:
     after: dict[str, list[Let]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._names = {value.name for value in defined(self.kernel.body)}
+        self._fresh = Fresh(value.name for value in defined(self.kernel.body))
 
     def new(self, wanted: str, dims: tuple[str, ...], dtype: str) -> Value:
         """A value of a name that the kernel has not: the wanted one, or that with a number after it."""
-        name, number = wanted, 1
-        while name in self._names or keyword.iskeyword(name):
-            number += 1
-            name = f"{wanted}_{number}"
-        self._names.add(name)
-        return Value(name, dims, dtype)
+        return self._fresh.value(wanted, dims, dtype)
 
     def behind(self, value: Value, wanted: str, op: Op, like: Value | None = None) -> Value:
         """A new value, of the dims and dtype of `like` (of `value` by default), defined right behind `value`."""

@@ -40,7 +40,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, in_kernels
-from eqfuse.tile.walk import mapped, nested, operands
+from eqfuse.tile.walk import mapped, nested, operands, ops_of
 
 _LINEAR = frozenset(("add", "sub", "neg", "abs", "relu", "maximum", "minimum", "finite"))
 """Functions f with f(c x, c y) = c f(x, y) for every c > 0."""
@@ -156,7 +156,7 @@ class _Base2:
         self._everywhere = everywhere
         self._scaled = log2_scaled(kernel, exact)
         self._draft = Draft(kernel)
-        self._ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+        self._ops = ops_of(kernel.body)
         self._constants: dict[str, Value] = {}
         self._converted: dict[tuple[str, str], Value] = {}
 
@@ -180,7 +180,7 @@ class _Base2:
                     made.stmts.append(replace(stmt, value=self._read(stmt.value, False, made)))
         return made
 
-    def _loop(self, loop: For, before: _Body) -> For:
+    def _loop(self, loop: For[Stmt], before: _Body) -> For[Stmt]:
         inits = [self._read(item.init, item.value.name in self._scaled, before) for item in loop.carried]
         body = self._body(loop.body)
         carried = tuple(
@@ -328,7 +328,7 @@ class _Flow:
     readers: dict[str, list[str | None]] = field(default_factory=dict)  # None: not scaled, whoever it is
     exponents: list[Value] = field(default_factory=list)
 
-    def add(self, stmt: Let | For | Store) -> None:
+    def add(self, stmt: Let | For[Stmt] | Store) -> None:
         match stmt:
             case Let(value, op):
                 self.values[value.name] = value

@@ -20,14 +20,13 @@ from eqfuse.tile.nodes import (
     For,
     Kernel,
     LaunchValue,
-    Let,
     Op,
     Start,
     TileProgram,
     Value,
 )
 from eqfuse.tile.passes.draft import in_kernels
-from eqfuse.tile.walk import nested
+from eqfuse.tile.walk import nested, ops_of
 
 
 def longest_first(program: TileProgram) -> TileProgram:
@@ -43,7 +42,7 @@ def _kernel(kernel: Kernel) -> Kernel:
 
 def last_first(kernel: Kernel) -> frozenset[str]:
     """The grid axes with loops that end later, the later a block is."""
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    ops = ops_of(kernel.body)
     ends = [stmt.stop for stmt in nested(kernel.body) if isinstance(stmt, For)]
     return frozenset(axis for axis in kernel.grid if any(_slope(end, axis, ops) == 1 for end in ends))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from eqfuse.names import Names
 from eqfuse.terms.nodes import Call, Const, Expr, Size, call, walk
 from eqfuse.tile.nodes import (
     Argument,
@@ -24,7 +25,7 @@ from eqfuse.tile.nodes import (
     TileProgram,
 )
 from eqfuse.tile.passes.draft import changed, in_kernels
-from eqfuse.tile.walk import nested, pruned
+from eqfuse.tile.walk import ops_of, pruned
 
 _FUNCTIONS = ("add", "sub", "mul", "floordiv")
 
@@ -35,16 +36,15 @@ def computed_at_launch(program: TileProgram) -> TileProgram:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
-    taken = {op.name for op in ops.values() if isinstance(op, Argument | LaunchValue)}
+    ops = ops_of(kernel.body)
+    taken = Names(op.name for op in ops.values() if isinstance(op, Argument | LaunchValue))
     names: dict[Expr, str] = {}
     values: dict[str, LaunchValue] = {}
     for value, op in ops.items():
         expr = _expr(op, ops)
         if isinstance(expr, Call) and expr.fn == "floordiv" and any(_sizes(expr.args[1])):
             if expr not in names:
-                names[expr] = _free("_by_".join(dict.fromkeys(_sizes(expr))), taken)
-                taken.add(names[expr])
+                names[expr] = taken.fresh("_by_".join(dict.fromkeys(_sizes(expr))))
             values[value] = LaunchValue(names[expr], expr)
     if not values:
         return kernel
@@ -53,14 +53,6 @@ def _kernel(kernel: Kernel) -> Kernel:
         return (replace(let, op=values.get(let.value.name, let.op)),)
 
     return replace(kernel, body=pruned(changed(kernel.body, replaced)))
-
-
-def _free(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 1
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
-    return name
 
 
 def _expr(op: Op | None, ops: Mapping[str, Op]) -> Expr | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqfuse.tile.nodes import Dot, FinitePart, Kernel, Let, RestOfProduct, Stmt, TileProgram, Value
+from eqfuse.tile.nodes import Dot, FinitePart, Kernel, Let, NonFiniteCorrection, Stmt, TileProgram, Value
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
 
 
@@ -37,7 +37,7 @@ def _kernel(kernel: Kernel) -> Kernel:
 
                 parts = finite(left, right_mask), finite(right, left_mask)
                 total = draft.new(f"{let.value.name}_dot", let.value.dims, let.value.dtype)
-                rest = RestOfProduct(left, right, axis, total, left_mask, right_mask)
+                rest = NonFiniteCorrection(left, right, axis, total, left_mask, right_mask)
                 return *made, Let(total, Dot(*parts, axis, accumulator)), Let(let.value, rest)
             case _:
                 return (let,)

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from eqfuse.extract.devices import Device
-from eqfuse.tile.nodes import Elementwise, For, Kernel, Let, ReduceTile
+from eqfuse.tile.nodes import Elementwise, For, If, Kernel, Let, PersistentLoop, ReduceTile
 from eqfuse.tile.printer import typed
 from eqfuse.tile.roles.choice import LEADING_HELD, Undone, held_by, needs
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.nodes import (
-    Await,
-    Fill,
-    Free,
-    Give,
-    Issue,
-    Items,
-    Loop,
+    AsyncCopy,
+    MmaAsync,
+    MmaWait,
+    ReleaseSlot,
     Role,
     RolesKernel,
     Stmt,
+    StoreShared,
     Wait,
-    When,
 )
 from eqfuse.tile.roles.printer import line_of
 from eqfuse.tile.roles.row_terms import rows_last
@@ -82,9 +79,9 @@ def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
     scaled = scaled_last(moved)
     yield f"scales behind maxima: {_count('maximum', 'maxima', _changed(moved, scaled))}"
     before = sum(isinstance(stmt, For) for stmt in tiles.body)
-    after = sum(isinstance(stmt, Loop) for stmt in nested(kernel.roles[0].body))
+    after = sum(isinstance(stmt, For) for stmt in nested(kernel.roles[0].body))
     yield f"joined ranges: {f'{before} loops became {after}' if after < before else 'nothing to do'}"
-    fills = sum(isinstance(stmt, Fill) for stmt in nested(kernel.roles[0].body))
+    fills = sum(isinstance(stmt, AsyncCopy) for stmt in nested(kernel.roles[0].body))
     yield f"producer split: {_count('copy', 'copies', fills)} to {_count('ring', 'rings', sum(bool(ring.tensor) for ring in kernel.rings))}"
     if kernel.columns is not None:
         given = ", ".join(typed(ring.tile) for ring in kernel.rings if not ring.tensor)
@@ -95,7 +92,7 @@ def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
             else "each computes what has none"
         )
         yield f"columns: {which}; {by}"
-    behind = [s for s in nested(kernel.roles[1].body) if isinstance(s, Loop) and _is_behind(s)]
+    behind = [s for s in nested(kernel.roles[1].body) if isinstance(s, For) and _is_behind(s)]
     yield f"pipeline: {_count('loop runs', 'loops run', len(behind))} products one block behind"
     for staging in kernel.staging:
         through = f"{staging.over}, which nobody reads any more" if staging.over else "memory of its own"
@@ -103,11 +100,11 @@ def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
     yield f"persistence: {'one thread block for each SM' if kernel.persistent else 'none'}"
 
 
-def _is_behind(loop: Loop) -> bool:
+def _is_behind(loop: For[Stmt]) -> bool:
     """Whether products of two blocks are under way at once."""
-    started = {s.pending for s in loop.body if isinstance(s, Issue)}
-    issued = [n for n, s in enumerate(loop.body) if isinstance(s, Issue) and s.accumulator not in started]
-    awaited = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, Await)]
+    started = {s.pending for s in loop.body if isinstance(s, MmaAsync)}
+    issued = [n for n, s in enumerate(loop.body) if isinstance(s, MmaAsync) and s.accumulator not in started]
+    awaited = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, MmaWait)]
     return len(issued) > 1 and issued[1] < awaited[0]
 
 
@@ -142,11 +139,11 @@ def _steady(kernel: RolesKernel) -> Iterator[str]:
 def _trips(kernel: RolesKernel, role: Role, who: str) -> Iterator[str]:
     yield f"a trip of a {who}'s loop:"
     for stmt in nested(role.body):
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, For):
             yield f"  for blocks of {stmt.axis}:"
             count = 0
             for inner in stmt.body:
-                if isinstance(inner, Issue | Await | Wait | Free | Give):
+                if isinstance(inner, MmaAsync | MmaWait | Wait | ReleaseSlot | StoreShared):
                     if count:
                         yield f"    ... {_count('operation', 'operations', count)}"
                     count = 0
@@ -159,7 +156,7 @@ def _trips(kernel: RolesKernel, role: Role, who: str) -> Iterator[str]:
 
 def _size(stmt: Stmt) -> int:
     """Operations on tiles."""
-    inner = nested((stmt,)) if isinstance(stmt, When | Items) else (stmt,)
+    inner = nested((stmt,)) if isinstance(stmt, If | PersistentLoop) else (stmt,)
     return sum(isinstance(each, Let) and bool(each.value.dims) for each in inner)
 
 

@@ -5,18 +5,17 @@ y = where(c, f(x), x)    ->    when c:  y = f(x), else x
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eqfuse.tile.nodes import Elementwise, Let
-from eqfuse.tile.roles.nodes import Loop, Result, Stmt, When
-from eqfuse.tile.walk import nested, operands
+from eqfuse.tile.nodes import Elementwise, For, If, Let, Result
+from eqfuse.tile.roles.nodes import Stmt
+from eqfuse.tile.walk import uses_of
 
 
 def branched(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """The body with branches for selects of two tiles, the first of which nothing else reads."""
-    uses = Counter(value.name for stmt in nested(body) for value in operands(stmt))
+    uses = uses_of(body)
     made: list[Stmt] = []
     for stmt in body:
         match stmt:
@@ -27,8 +26,8 @@ def branched(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
                 if place is None or uses[then.name] > 1:
                     made.append(stmt)
                 else:
-                    made.append(When(condition, (made.pop(place),), (Result(value, then, otherwise),)))
-            case Loop(body=inner):
+                    made.append(If(condition, (made.pop(place),), (Result(value, then, otherwise),)))
+            case For(body=inner):
                 made.append(replace(stmt, body=branched(inner)))
             case _:
                 made.append(stmt)

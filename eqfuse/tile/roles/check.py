@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from eqfuse.tile.check import TileError
-from eqfuse.tile.nodes import Dot, Let, Store, Value
+from eqfuse.tile.nodes import Dot, For, If, Let, PersistentLoop, Store, Value
 from eqfuse.tile.roles.nodes import (
-    Await,
-    Clear,
+    AnyNonFinite,
+    AsyncCopy,
     Column,
-    Fill,
-    Free,
-    Give,
-    Issue,
-    Items,
-    Look,
-    Loop,
-    Meet,
+    ConsumerBarrier,
+    LoadShared,
+    MmaAsync,
+    MmaWait,
     Put,
-    Read,
+    ReleaseSlot,
     Role,
     RolesKernel,
     RolesProgram,
     Stmt,
+    StoreShared,
     View,
     Wait,
-    When,
+    ZeroNonFinite,
 )
 from eqfuse.tile.walk import defined_by, nested, operands
 
@@ -69,7 +66,7 @@ class _Check:
         self.kernel, self.role = kernel, role
         self.rings = {ring.name: ring for ring in kernel.rings}
         self.names: set[str] = set()
-        self.given = {stmt.ring for stmt in nested(role.body) if isinstance(stmt, Give)}
+        self.given = {stmt.ring for stmt in nested(role.body) if isinstance(stmt, StoreShared)}
 
     def require(self, holds: bool, message: str) -> None:
         if not holds:
@@ -79,15 +76,15 @@ class _Check:
     def body(self, body: Sequence[Stmt], outside: Mapping[str, Value]) -> dict[str, Value]:
         """What is visible at the end of a body. Every product that it issues it awaits."""
         visible = dict(outside)
-        pending: dict[str, Issue] = {}
+        pending: dict[str, MmaAsync] = {}
         for stmt in body:
             self._statement(stmt, visible, pending)
         self.require(not pending, f"nothing awaits {', '.join(pending)}")
         return visible
 
-    def _statement(self, stmt: Stmt, visible: dict[str, Value], pending: dict[str, Issue]) -> None:
+    def _statement(self, stmt: Stmt, visible: dict[str, Value], pending: dict[str, MmaAsync]) -> None:
         match stmt:
-            case Loop(_, start, stop, carried, inner):
+            case For(_, start, stop, carried, inner):
                 self._read((start, stop, *(item.init for item in carried)), visible)
                 here = {**visible, **self._defined(item.value for item in carried)}
                 ended = self.body(inner, here)
@@ -96,27 +93,27 @@ class _Check:
                     kinds = {(v.dims, v.dtype) for v in (item.value, item.init, item.next)}
                     self.require(len(kinds) == 1, f"{item.value.name} changes its dims or dtype")
                 self._replaced_early(stmt)
-            case Items(carried, inner):
+            case PersistentLoop(carried, inner):
                 self.require(self.kernel.persistent, "walks items of a grid that is not persistent")
                 self._read((item.init for item in carried), visible)
                 ended = self.body(inner, {**visible, **self._defined(item.value for item in carried)})
                 self._read((item.next for item in carried), ended)
-            case When(condition, inner, results):
+            case If(condition, inner, results):
                 self._read((condition, *(result.otherwise for result in results)), visible)
                 self.require(condition.dims == (), f"{condition.name} is no scalar")
                 ended = self.body(inner, visible)
                 self._read((result.then for result in results), ended)
-            case Await(_, issued, _):
+            case MmaWait(_, issued, _):
                 self.require(issued.name in pending, f"{issued.name} is not under way")
                 del pending[issued.name]
             case _:
                 self._read(operands(stmt), visible)
         self._kinds(stmt)
-        if isinstance(stmt, Issue):
+        if isinstance(stmt, MmaAsync):
             if stmt.accumulator is not None:  # one that starts from a result that is not awaited
                 pending.pop(stmt.accumulator.name, None)
             pending[stmt.pending.name] = stmt
-        if not isinstance(stmt, Loop | Items):
+        if not isinstance(stmt, For | PersistentLoop):
             self._defined(defined_by(stmt))
         visible |= {value.name: value for value in defined_by(stmt)}
 
@@ -137,47 +134,47 @@ class _Check:
         match stmt:
             case Let(value, op):
                 self.require(not isinstance(op, Dot), f"the product {value.name} is not issued")
-            case Fill(ring, _, _):
+            case AsyncCopy(ring, _, _):
                 copied = ring in self.rings and bool(self.rings[ring].tensor)
                 self.require(produces and copied, f"fills {ring}")
             case Wait(ring, end, _, before):
                 self.require(ring in self.rings, f"waits for {ring}, which is no ring")
                 fills = produces if self.rings[ring].tensor else ring in self.given
                 self.require((end == "empty") == fills == before, f"waits until {ring} is {end}")
-            case Give(ring, _, value):
+            case StoreShared(ring, _, value):
                 known = not produces and ring in self.rings and not self.rings[ring].tensor
                 self.require(known and self.rings[ring].tile.dims == value.dims, f"gives {ring}")
             case (
-                Free(ring, _)
-                | Read(_, View(ring, _, _))
-                | Issue(_, _, View(ring, _, _), _, _)
-                | Look(_, View(ring, _, _))
-                | Clear(View(ring, _, _))
+                ReleaseSlot(ring, _)
+                | LoadShared(_, View(ring, _, _))
+                | MmaAsync(_, _, View(ring, _, _), _, _)
+                | AnyNonFinite(_, View(ring, _, _))
+                | ZeroNonFinite(View(ring, _, _))
             ):
                 self.require(not produces and ring in self.rings, f"reads {ring}")
             case Put() | Store():
                 self.require(not produces, f"stores {stmt.tensor}")
-            case Meet():
+            case ConsumerBarrier():
                 self.require(not produces, "meets the consumers")
             case Column(value, tile, place):
                 rows = len(tile.dims) == 2 and value.dims == tile.dims[:1] and not place.dims
                 self.require(rows and value.dtype == "f32", f"{value.name} is no column of {tile.name}")
-        if isinstance(stmt, Issue):
+        if isinstance(stmt, MmaAsync):
             for side in (stmt.left, stmt.right):
                 dims = side.dims
                 self.require(
                     len(dims) == 2 and stmt.axis in dims, f"{stmt.pending.name} of [{', '.join(dims)}]"
                 )
 
-    def _replaced_early(self, loop: Loop) -> None:
+    def _replaced_early(self, loop: For[Stmt]) -> None:
         """A product reads its operands until it is awaited: registers of a carried one get their next value after that."""
         following = {item.value.name: item.next.name for item in loop.carried}
         under_way: dict[str, str] = {}
         for stmt in loop.body:
             match stmt:
-                case Issue(pending, Value() as left, _, _, _) if left.name in following:
+                case MmaAsync(pending, Value() as left, _, _, _) if left.name in following:
                     under_way[pending.name] = following[left.name]
-                case Await(_, pending, _):
+                case MmaWait(_, pending, _):
                     under_way.pop(pending.name, None)
                 case _:
                     for value in (v for each in nested((stmt,)) for v in defined_by(each)):

@@ -33,25 +33,24 @@ from eqfuse.tile.nodes import (
     Dot,
     Elementwise,
     For,
+    If,
     Kernel,
     Let,
     LoadTile,
-    RestOfProduct,
+    NonFiniteCorrection,
+    PersistentLoop,
     Store,
     Value,
 )
 from eqfuse.tile.roles.nodes import (
-    Await,
-    Issue,
-    Items,
-    Loop,
-    Meet,
-    Read,
+    ConsumerBarrier,
+    LoadShared,
+    MmaAsync,
+    MmaWait,
     Role,
     RolesKernel,
     Staging,
     Stmt,
-    When,
 )
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.walk import nested, operands
@@ -544,7 +543,7 @@ def _looks(tiles: Kernel, blocks: Sequence[Block], extents: Mapping[str, int], t
     looked = 0.0
     loops = [stmt for stmt in tiles.body if isinstance(stmt, For)]
     rests = {
-        loop: [s.op for s in loop.body if isinstance(s, Let) and isinstance(s.op, RestOfProduct)]
+        loop: [s.op for s in loop.body if isinstance(s, Let) and isinstance(s.op, NonFiniteCorrection)]
         for loop in loops
     }
     for axis in dict.fromkeys(loop.axis for loop in loops):
@@ -632,7 +631,7 @@ def _cut_between_swizzles(kernel: RolesKernel, extents: Mapping[str, int]) -> bo
 def _multiplied(kernel: RolesKernel, extents: Mapping[str, int]) -> int:
     """Registers that the widest instruction of a product takes: a row of sums for each two threads of a warp."""
     sizes = kernel.part_sizes(block_sizes(kernel.blocks, extents))
-    issued = (s for s in nested(kernel.roles[1].body) if isinstance(s, Issue))
+    issued = (s for s in nested(kernel.roles[1].body) if isinstance(s, MmaAsync))
     most = MOST // 2 if kernel.led else MOST
     return OPERANDS + max((min(sizes[s.pending.dims[1]], most) // 2 for s in issued), default=0)
 
@@ -653,7 +652,7 @@ def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
     rare = {
         id(inner)
         for stmt in body
-        if isinstance(stmt, When) and any(isinstance(s, Meet) for s in stmt.body)
+        if isinstance(stmt, If) and any(isinstance(s, ConsumerBarrier) for s in stmt.body)
         for inner in nested(stmt.body)
     }
     lets = [s for s in body if isinstance(s, Let) and isinstance(s.op, LoadTile) and id(s) not in rare]
@@ -663,18 +662,18 @@ def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
 
 def _until_loops_end(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """The statements of a body, those of items included, but for what comes behind its last loop."""
-    last = max((n for n, s in enumerate(body) if any(isinstance(i, Loop) for i in nested((s,)))), default=-1)
+    last = max((n for n, s in enumerate(body) if any(isinstance(i, For) for i in nested((s,)))), default=-1)
     for stmt in body[: last + 1]:
-        yield from _until_loops_end(stmt.body) if isinstance(stmt, Items) else (stmt,)
+        yield from _until_loops_end(stmt.body) if isinstance(stmt, PersistentLoop) else (stmt,)
 
 
-def _loops(role: Role) -> Iterator[Loop]:
+def _loops(role: Role) -> Iterator[For[Stmt]]:
     for stmt in nested(role.body):
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, For):
             yield stmt
 
 
-def _held(loop: Loop, bytes_of: Callable[[Value], int]) -> int:
+def _held(loop: For[Stmt], bytes_of: Callable[[Value], int]) -> int:
     """Bytes of the tiles that a consumer holds in a trip, where they are most: what is carried; results of products that are not
     added to it, from when they are issued; what is computed, until it is read last, by products until they are awaited. What
     is computed takes the place of what is read for the last time. At least the widest result beside all operands, which compilers
@@ -689,31 +688,31 @@ def _held(loop: Loop, bytes_of: Callable[[Value], int]) -> int:
     for place, stmt in enumerate(loop.body):
         held = {name: size for name, size in held.items() if last.get(name, -1) > place}
         match stmt:
-            case Issue(pending, accumulator=accumulator):
+            case MmaAsync(pending, accumulator=accumulator):
                 if accumulator is not None:
                     held.pop(accumulator.name, None)
                 held[pending.name] = bytes_of(pending)
-            case Await(value, pending):
+            case MmaWait(value, pending):
                 held.pop(pending.name, None)
                 held[value.name] = bytes_of(value)
-            case When(_, _, results):
+            case If(_, _, results):
                 held |= {r.value.name: bytes_of(r.value) for r in results if _is_numbers(r.value)}
-            case Let(value, Elementwise() | Cast()) | Read(value) if _is_numbers(value):
+            case Let(value, Elementwise() | Cast()) | LoadShared(value) if _is_numbers(value):
                 if last.get(value.name, -1) > place:
                     held[value.name] = bytes_of(value)
         most = max(most, apart + sum(held.values()))
     return most
 
 
-def _operands_and_result(loop: Loop, carried: Collection[str], bytes_of: Callable[[Value], int]) -> int:
+def _operands_and_result(loop: For[Stmt], carried: Collection[str], bytes_of: Callable[[Value], int]) -> int:
     """Bytes of the widest result of a product that is not added to what is carried, and of all operands that are computed."""
-    issued = [s for s in loop.body if isinstance(s, Issue)]
+    issued = [s for s in loop.body if isinstance(s, MmaAsync)]
     operands = {s.left.name: bytes_of(s.left) for s in issued if isinstance(s.left, Value)}
     results = [bytes_of(s.pending) for s in issued if s.accumulator is None]
     return max(results, default=0) + sum(size for name, size in operands.items() if name not in carried)
 
 
-def _last_reads(loop: Loop, ends: Collection[str]) -> Mapping[str, int]:
+def _last_reads(loop: For[Stmt], ends: Collection[str]) -> Mapping[str, int]:
     """Where each value is read last: by a product until it is awaited, and what one other value alone is computed of where that is
     computed, element by element. What a loop carries is read after all."""
     places: dict[str, list[int]] = {}
@@ -721,9 +720,11 @@ def _last_reads(loop: Loop, ends: Collection[str]) -> Mapping[str, int]:
         for each in nested((stmt,)):
             for value in operands(each):
                 places.setdefault(value.name, []).append(place)
-    left = {s.pending.name: s.left for s in loop.body if isinstance(s, Issue) and isinstance(s.left, Value)}
+    left = {
+        s.pending.name: s.left for s in loop.body if isinstance(s, MmaAsync) and isinstance(s.left, Value)
+    }
     for place, stmt in enumerate(loop.body):
-        if isinstance(stmt, Await) and stmt.pending.name in left:
+        if isinstance(stmt, MmaWait) and stmt.pending.name in left:
             places[left[stmt.pending.name].name].append(place)
     found = {name: max(reads) for name, reads in places.items()}
     for stmt in reversed(loop.body):

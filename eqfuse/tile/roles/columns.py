@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from eqfuse.tile.nodes import Constant, Elementwise, Let, LoadTile, Op, Value
-from eqfuse.tile.roles.loads import Tensors, copied, ends_early, ops_of
-from eqfuse.tile.roles.names import Fresh
-from eqfuse.tile.roles.nodes import Loop, Stmt
+from eqfuse.tile.names import Fresh
+from eqfuse.tile.nodes import Constant, Elementwise, For, Let, LoadTile, Op, Value
+from eqfuse.tile.roles.loads import Tensors, copied, ends_early
+from eqfuse.tile.roles.nodes import Stmt
 from eqfuse.tile.roles.unsuited import Unsuited
+from eqfuse.tile.walk import ops_of
 
 
 def copies(value: Value, op: LoadTile, ops: Mapping[str, Op], tensors: Tensors) -> bool:
@@ -33,7 +34,7 @@ def masked_behind(body: tuple[Stmt, ...], tensors: Tensors, fresh: Fresh) -> tup
     ops = ops_of(body)
 
     def loop(stmt: Stmt) -> Stmt:
-        if not isinstance(stmt, Loop):
+        if not isinstance(stmt, For):
             return stmt
         return replace(stmt, body=tuple(made for inner in stmt.body for made in one(inner)))
 

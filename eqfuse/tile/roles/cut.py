@@ -15,10 +15,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from eqfuse.tile.nodes import BlockSize, Carried, Constant, Elementwise, Let, Start, Value
-from eqfuse.tile.roles.names import Fresh
-from eqfuse.tile.roles.nodes import Items, Look, Loop, Stmt, When
-from eqfuse.tile.walk import defined_by, nested, renamed
+from eqfuse.tile.names import Fresh
+from eqfuse.tile.nodes import (
+    BlockSize,
+    Carried,
+    Constant,
+    Elementwise,
+    For,
+    If,
+    Let,
+    PersistentLoop,
+    Start,
+    Value,
+)
+from eqfuse.tile.roles.nodes import AnyNonFinite, Stmt
+from eqfuse.tile.walk import defined_by, nested, ops_of, renamed
 
 INTEGER = "i32"
 
@@ -28,18 +39,18 @@ def cut(body: Sequence[Stmt], fresh: Fresh) -> tuple[Stmt, ...]:
     made: list[Stmt] = []
     for stmt in body:
         match stmt:
-            case Loop():
+            case For():
                 made += _pieces(stmt, fresh)
-            case When() | Items():
+            case If() | PersistentLoop():
                 made.append(replace(stmt, body=cut(stmt.body, fresh)))
             case _:
                 made.append(stmt)
     return tuple(made)
 
 
-def _pieces(loop: Loop, fresh: Fresh) -> Iterator[Stmt]:
+def _pieces(loop: For[Stmt], fresh: Fresh) -> Iterator[Stmt]:
     found = _condition(loop)
-    if found is None or any(isinstance(stmt, Look) for stmt in nested(loop.body)):
+    if found is None or any(isinstance(stmt, AnyNonFinite) for stmt in nested(loop.body)):
         yield loop
         return
     condition, side, bound = found
@@ -63,12 +74,12 @@ def _pieces(loop: Loop, fresh: Fresh) -> Iterator[Stmt]:
     yield from _pieces(replace(loop, start=begin, carried=tuple(then), body=late[0]), fresh)
 
 
-def _condition(loop: Loop) -> tuple[Value, Literal["lt", "ge"], Value] | None:
+def _condition(loop: For[Stmt]) -> tuple[Value, Literal["lt", "ge"], Value] | None:
     """A condition of branches of a loop's body that compares the position of a block with a number from outside."""
-    ops = {s.value.name: s.op for s in loop.body if isinstance(s, Let)}
+    ops = ops_of(loop.body)
     inside = {v.name for s in nested(loop.body) for v in defined_by(s)} | {c.value.name for c in loop.carried}
     for stmt in loop.body:
-        if isinstance(stmt, When):
+        if isinstance(stmt, If):
             match ops.get(stmt.condition.name):
                 case Elementwise("lt" | "ge" as side, (position, bound)) if bound.name not in inside:
                     if ops.get(position.name) == Start(loop.axis):
@@ -97,7 +108,7 @@ def _begin(start: Value, bound: Value, size: Value, fresh: Fresh, made: list[Let
 
 
 def _body(
-    loop: Loop, condition: Value, *, taken: bool, names: dict[str, Value], fresh: Fresh
+    loop: For[Stmt], condition: Value, *, taken: bool, names: dict[str, Value], fresh: Fresh
 ) -> tuple[tuple[Stmt, ...], list[Value]]:
     """The loop's body for blocks that take its branches, or do not, under new names, and what it leaves for the next block."""
     known = dict(names)
@@ -105,7 +116,7 @@ def _body(
 
     def add(statements: Iterable[Stmt]) -> None:
         for stmt in statements:
-            if isinstance(stmt, When) and stmt.condition == condition:
+            if isinstance(stmt, If) and stmt.condition == condition:
                 if taken:
                     add(stmt.body)
                 for result in stmt.results:

@@ -24,14 +24,12 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, changed
-from eqfuse.tile.roles.bindings import bindings_of
-from eqfuse.tile.walk import nested, pruned, renamed
+from eqfuse.tile.walk import nested, ops_of, pruned, renamed, uses_of
 
 
 def masked_first(kernel: Kernel) -> Kernel:
     """No exponential is masked whose exponent can be."""
-    bindings = bindings_of(kernel)
-    ops, uses = bindings.ops, bindings.uses
+    ops, uses = ops_of(kernel.body), uses_of(kernel.body)
     draft = Draft(kernel)
     selects: dict[tuple[str, str], Value] = {}
     exponents: dict[str, Value] = {}  # the masked exponent of a difference, by the difference's name

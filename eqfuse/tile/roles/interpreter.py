@@ -3,9 +3,9 @@
 Each thread block runs by itself, or with others of the same rows: the producer and the consumers in turn, each until it
 has to wait. What the hardware does at some time between two points, it does here at the worst of them:
 
-- a copy may write its slot from `Fill` on, and has not done so before `full` completes: in between nothing is in the slot,
+- a copy may write its slot from `AsyncCopy` on, and has not done so before `full` completes: in between nothing is in the slot,
   and nothing is again from the moment that all consumers have freed it;
-- a consumer may read a slot from its `Wait` to its `Free`, and not a moment longer;
+- a consumer may read a slot from its `Wait` to its `ReleaseSlot`, and not a moment longer;
 - a product reads its operands when it is awaited;
 - barriers know the parity of a phase alone, so that a wait for a wrong phase may pass.
 
@@ -28,30 +28,27 @@ from eqfuse.terms.integers import is_exact
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.interpreter import Instances, Integers, Memory, accumulates, memory_of, outputs_of
-from eqfuse.tile.nodes import Let, Store, Value
+from eqfuse.tile.nodes import For, If, Let, PersistentLoop, Store, Value
 from eqfuse.tile.roles.nodes import (
+    AnyNonFinite,
+    AsyncCopy,
     At,
-    Await,
-    Clear,
     Column,
-    Fill,
-    Free,
-    Give,
+    ConsumerBarrier,
     Index,
-    Issue,
-    Items,
-    Look,
-    Loop,
-    Meet,
+    LoadShared,
+    MmaAsync,
+    MmaWait,
     Put,
-    Read,
+    ReleaseSlot,
     Role,
     RolesKernel,
     RolesProgram,
     Stmt,
+    StoreShared,
     View,
     Wait,
-    When,
+    ZeroNonFinite,
     dealt,
 )
 from eqfuse.tile.storage import resolve_extents
@@ -300,7 +297,7 @@ class _Role(Instances):
         self.whole = dict(self.blocks)
         self.blocks = kernel.part_sizes(self.blocks)
         self.issued = 0
-        self.pending: dict[str, tuple[int, Issue]] = {}
+        self.pending: dict[str, tuple[int, MmaAsync]] = {}
         self.started: dict[str, Any] = {}
         self.reading: set[tuple[str, int]] = set()
 
@@ -341,52 +338,52 @@ class _Role(Instances):
                     self.values[value.name] = self._evaluate(value, op, self.everywhere)
                 case Store():
                     self._store(stmt, self.everywhere)
-                case Loop():
+                case For():
                     yield from self._blocks_of(stmt)
-                case Items():
+                case PersistentLoop():
                     yield from self._all_items(stmt)
-                case When():
+                case If():
                     yield from self._branch(stmt)
                 case At(axis, start):
                     self.starts[axis] = self.values[start.name]
-                case Fill():
+                case AsyncCopy():
                     self._fill(stmt)
                 case Wait():
                     yield from self._wait(stmt)
-                case Free(ring, turn):
+                case ReleaseSlot(ring, turn):
                     slot, _ = self._slot(ring, turn)
                     self.reading.discard((ring, slot))
                     self.shared.free(self.shared.slots[ring][slot])
-                case Give(ring, turn, value):
+                case StoreShared(ring, turn, value):
                     self._give(ring, turn, value)
-                case Read(value, view):
+                case LoadShared(value, view):
                     self.values[value.name] = self._tile_of(view)
-                case Issue(pending, _, _, _, accumulator):
+                case MmaAsync(pending, _, _, _, accumulator):
                     self.issued += 1
                     self.pending[pending.name] = self.issued, stmt
                     self.started[pending.name] = self._start(accumulator)
-                case Await(value, pending, behind):
+                case MmaWait(value, pending, behind):
                     self.values[value.name] = self._product(value, pending, behind)
-                case Look(value, view):
+                case AnyNonFinite(value, view):
                     # of all trials and thread blocks that run together: one that has none adds nothing
                     self.values[value.name] = self._truth(not self._all_finite(self._tile_of(view)))
-                case Clear(view):
+                case ZeroNonFinite(view):
                     self._clear(view)
-                case Meet(turn):
+                case ConsumerBarrier(turn):
                     yield from self._meet(turn)
                 case Column(value, tile, place):
                     self.values[value.name] = self._column(tile, place)
                 case Put():
                     self._put(stmt)
 
-    def _blocks_of(self, loop: Loop) -> Steps:
+    def _blocks_of(self, loop: For[Stmt]) -> Steps:
         position, stop = self._number_of(loop.start), self._number_of(loop.stop)
         for item in loop.carried:
             self.values[item.value.name] = self._converted(item.init, item.value.dtype)
         sums = {
             value.name
             for stmt in loop.body
-            if isinstance(stmt, Await) or (isinstance(stmt, Let) and accumulates(stmt.op))
+            if isinstance(stmt, MmaWait) or (isinstance(stmt, Let) and accumulates(stmt.op))
             for value in (stmt.value,)
         }
         while position < stop:
@@ -400,7 +397,7 @@ class _Role(Instances):
             self.values |= following
             position += self.whole[loop.axis]
 
-    def _all_items(self, items: Items) -> Steps:
+    def _all_items(self, items: PersistentLoop[Stmt]) -> Steps:
         for carried in items.carried:
             self.values[carried.value.name] = self.values[carried.init.name]
         for item in self.items:
@@ -408,7 +405,7 @@ class _Role(Instances):
             yield from self._run(items.body)
             self.values |= {c.value.name: self.values[c.next.name] for c in items.carried}
 
-    def _branch(self, when: When) -> Steps:
+    def _branch(self, when: If[Stmt]) -> Steps:
         if all(isinstance(stmt, Let) for stmt in when.body):
             yield from self._either(when)
             return
@@ -418,7 +415,7 @@ class _Role(Instances):
         chosen = [(r.value.name, self.values[(r.then if taken else r.otherwise).name]) for r in when.results]
         self.values |= dict(chosen)
 
-    def _either(self, when: When) -> Steps:
+    def _either(self, when: If[Stmt]) -> Steps:
         """A branch that only computes, whose condition may differ between trials."""
         taken = self.values[when.condition.name]
         if taken.any():
@@ -455,7 +452,7 @@ class _Role(Instances):
         if stmt.end == "full":
             self.reading.add((stmt.ring, slot))
 
-    def _fill(self, stmt: Fill) -> None:
+    def _fill(self, stmt: AsyncCopy) -> None:
         ring = next(ring for ring in self.rings if ring.name == stmt.ring)
         slot, _ = self._slot(stmt.ring, stmt.turn)
         tiles = [self._copied_tile(ring.tensor, ring.tile, stmt.index, part) for part in range(ring.parts)]

@@ -16,32 +16,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from eqfuse.tile.nodes import Dot, Elementwise, Let, LoadTile, Op, RestOfProduct, Start, Value
-from eqfuse.tile.roles.names import Fresh
-from eqfuse.tile.roles.nodes import Loop, Result, Stmt, When
+from eqfuse.tile.names import Fresh
+from eqfuse.tile.nodes import (
+    Dot,
+    Elementwise,
+    For,
+    If,
+    Let,
+    LoadTile,
+    NonFiniteCorrection,
+    Op,
+    Result,
+    Start,
+    Value,
+)
+from eqfuse.tile.roles.nodes import Stmt
 from eqfuse.tile.roles.settled import is_settled
-from eqfuse.tile.walk import mapped, nested, operands, renamed
+from eqfuse.tile.walk import mapped, nested, operands, ops_of, renamed
 
 
 def joined(body: tuple[Stmt, ...], fresh: Fresh, *, branches: bool = True) -> tuple[Stmt, ...]:
     """The body with loops joined, two at a time from the first on; without `branches` those alone that need none."""
-    places = [n for n, stmt in enumerate(body) if isinstance(stmt, Loop)]
-    ops = {stmt.value.name: stmt.op for stmt in body if isinstance(stmt, Let)}
+    places = [n for n, stmt in enumerate(body) if isinstance(stmt, For)]
+    ops = ops_of(body)
     for join in (_both, _early):
         for at, then in pairwise(places):
             first, second = body[at], body[then]
-            assert isinstance(first, Loop) and isinstance(second, Loop)
+            assert isinstance(first, For) and isinstance(second, For)
             between = body[at + 1 : then]
             made = None
             if _follows(first, second, (*between, *body[then + 1 :]), ops):
                 made = join(first, second, fresh, ops)
-            if made is not None and (branches or not any(isinstance(s, When) for s in made.body)):
+            if made is not None and (branches or not any(isinstance(s, If) for s in made.body)):
                 whole = (*body[:at], *between, made, *body[then + 1 :])
                 return joined(whole, fresh, branches=branches)
     return body
 
 
-def _follows(first: Loop, second: Loop, others: Sequence[Stmt], ops: Mapping[str, Op]) -> bool:
+def _follows(first: For[Stmt], second: For[Stmt], others: Sequence[Stmt], ops: Mapping[str, Op]) -> bool:
     """Whether two loops are over consecutive ranges, and the second goes on with what the first has carried."""
     ends = {item.value.name: place for place, item in enumerate(first.carried)}
     match ops.get(first.stop.name):
@@ -57,7 +69,7 @@ def _follows(first: Loop, second: Loop, others: Sequence[Stmt], ops: Mapping[str
     )
 
 
-def _both(first: Loop, second: Loop, fresh: Fresh, ops: Mapping[str, Op]) -> Loop | None:
+def _both(first: For[Stmt], second: For[Stmt], fresh: Fresh, ops: Mapping[str, Op]) -> For[Stmt] | None:
     """The two loops as one, where the second has masks that the first has not."""
     if first.stop != second.start or not all(isinstance(s, Let) for s in (*first.body, *second.body)):
         return None
@@ -79,19 +91,19 @@ def _both(first: Loop, second: Loop, fresh: Fresh, ops: Mapping[str, Op]) -> Loo
     if is_settled(some.value, {**ops, some.value.name: some.op}):
         guarded = tuple(_where_some(stmt, some.value, fresh) for stmt in guarded)
         test.append(some)
-    return Loop(first.axis, first.start, second.stop, carried, (*test, *guarded))
+    return For(first.axis, first.start, second.stop, carried, (*test, *guarded))
 
 
 def _where_some(stmt: Stmt, some: Value, fresh: Fresh) -> Stmt:
     """A branch for late blocks, where there are some."""
-    if not isinstance(stmt, When):
+    if not isinstance(stmt, If):
         return stmt
     inner = [replace(result, value=fresh.like(result.value, "some")) for result in stmt.results]
     outer = [replace(old, then=new.value) for old, new in zip(stmt.results, inner, strict=True)]
-    return When(some, (replace(stmt, results=tuple(inner)),), tuple(outer))
+    return If(some, (replace(stmt, results=tuple(inner)),), tuple(outer))
 
 
-def _early(first: Loop, second: Loop, fresh: Fresh, ops: Mapping[str, Op]) -> Loop | None:
+def _early(first: For[Stmt], second: For[Stmt], fresh: Fresh, ops: Mapping[str, Op]) -> For[Stmt] | None:
     """The two loops as one, where the first has masks that the second has not; the second may have branches."""
     if not all(isinstance(stmt, Let) for stmt in first.body):
         return None
@@ -105,7 +117,7 @@ def _early(first: Loop, second: Loop, fresh: Fresh, ops: Mapping[str, Op]) -> Lo
         return None
     body = list(second.body)
     nexts = {item.value.name: item.next for item in second.carried}
-    for when in (stmt for stmt in guarded if isinstance(stmt, When)):
+    for when in (stmt for stmt in guarded if isinstance(stmt, If)):
         (result,) = when.results
         here = match.counterparts.get(result.value.name)
         read = {v.name: match.matched[v.name] for v in _sides(when) if v.name in match.matched}
@@ -117,7 +129,7 @@ def _early(first: Loop, second: Loop, fresh: Fresh, ops: Mapping[str, Op]) -> Lo
             return None
         masked = fresh.like(here, "early")
         branch = renamed(when, {**read, result.otherwise.name: here})
-        assert isinstance(branch, When)
+        assert isinstance(branch, If)
         branch = replace(branch, results=(Result(masked, branch.results[0].then, here),))
         later = [renamed(stmt, {here.name: masked}) for stmt in body[place + 1 :]]
         body = [*body[: place + 1], branch, *later]
@@ -127,21 +139,21 @@ def _early(first: Loop, second: Loop, fresh: Fresh, ops: Mapping[str, Op]) -> Lo
         for old, new in zip(first.carried, second.carried, strict=True)
     )
     test = Let(start, Start(first.axis)), Let(early, Elementwise("lt", (start, second.start)))
-    return Loop(first.axis, first.start, second.stop, carried, (*test, *body))
+    return For(first.axis, first.start, second.stop, carried, (*test, *body))
 
 
-def _sides(when: When) -> list[Value]:
+def _sides(when: If[Stmt]) -> list[Value]:
     """The operands of products of which a branch adds the rest."""
     ops = [stmt.op for stmt in when.body if isinstance(stmt, Let)]
-    return [v for op in ops if isinstance(op, RestOfProduct) for v in (op.left, op.right)]
+    return [v for op in ops if isinstance(op, NonFiniteCorrection) for v in (op.left, op.right)]
 
 
-def _without_branches(loop: Loop) -> Loop:
+def _without_branches(loop: For[Stmt]) -> For[Stmt]:
     """The loop as it is for blocks that take no branch."""
     names: dict[str, Value] = {}
     body: list[Stmt] = []
     for stmt in loop.body:
-        if isinstance(stmt, When):
+        if isinstance(stmt, If):
             names |= {r.value.name: names.get(r.otherwise.name, r.otherwise) for r in stmt.results}
         else:
             body.append(renamed(stmt, names))
@@ -157,14 +169,14 @@ def _read_in(stmt: Stmt) -> list[Value]:
 class _Match:
     """Whether values of two loop bodies are the same but for selects of the second, which are kept by name."""
 
-    first: Loop
-    second: Loop
+    first: For[Stmt]
+    second: For[Stmt]
     selects: dict[str, Value] = field(default_factory=dict)  # what a select is where its mask holds
     counterparts: dict[str, Value] = field(default_factory=dict)  # what of the first body a select stands for
     matched: dict[str, Value] = field(default_factory=dict)  # what of the first body a value of the second is
 
     def __post_init__(self) -> None:
-        self._ops = [_ops(self.first), _ops(self.second)]
+        self._ops = [ops_of(self.first.body), ops_of(self.second.body)]
         pairs = zip(self.first.carried, self.second.carried, strict=True)
         self._same: dict[tuple[str, str], bool] = {(a.value.name, b.value.name): True for a, b in pairs}
 
@@ -187,7 +199,7 @@ class _Match:
                 self.selects[right.name] = inner
                 self.counterparts[right.name] = left
                 return True
-            case RestOfProduct(total=total) if self.same(left, total):
+            case NonFiniteCorrection(total=total) if self.same(left, total):
                 self.selects[right.name] = total
                 self.counterparts[right.name] = left
                 return True
@@ -203,10 +215,6 @@ class _Match:
         return same and len(sides[0]) == len(sides[1]) and all(map(self.same, *sides))
 
 
-def _ops(loop: Loop) -> dict[str, Op]:
-    return {stmt.value.name: stmt.op for stmt in loop.body if isinstance(stmt, Let)}
-
-
 _NOTHING = Value("", (), "bool")
 
 
@@ -215,7 +223,9 @@ def _without_operands(op: Op) -> Op:
     return mapped(op, lambda _: _NOTHING)
 
 
-def _guarded(loop: Loop, selects: Mapping[str, Value], late: Value, fresh: Fresh) -> tuple[Stmt, ...] | None:
+def _guarded(
+    loop: For[Stmt], selects: Mapping[str, Value], late: Value, fresh: Fresh
+) -> tuple[Stmt, ...] | None:
     """The loop's body with its selects in branches. A select of a select is one branch. None where a mask is not
     made of positions alone."""
     ops = {stmt.value.name: stmt for stmt in loop.body if isinstance(stmt, Let)}
@@ -240,14 +250,14 @@ def _guarded(loop: Loop, selects: Mapping[str, Value], late: Value, fresh: Fresh
             return None
         names = {let.value.name: fresh.like(let.value, "late") for let in body}
         branch = tuple(renamed(let, names) for let in body)
-        made.append(When(late, branch, (Result(stmt.value, names[name], plain),)))
+        made.append(If(late, branch, (Result(stmt.value, names[name], plain),)))
     needed = _needed(made, {item.next.name for item in loop.carried})
     return tuple(s for s in made if not isinstance(s, Let) or s.value.name in needed)
 
 
 def _condition(op: Op) -> Value:
     """The mask of a select, or of a product of which it is the rest."""
-    mask = op.left_mask if isinstance(op, RestOfProduct) else operands(op)[0]
+    mask = op.left_mask if isinstance(op, NonFiniteCorrection) else operands(op)[0]
     assert mask is not None
     return mask
 
@@ -258,14 +268,14 @@ def _needed(body: Sequence[Stmt], roots: set[str]) -> set[str]:
         match stmt:
             case Let(value, op) if value.name in found:
                 found |= {v.name for v in operands(op)}
-            case When(condition, inner, results):
+            case If(condition, inner, results):
                 found.add(condition.name)
                 found |= {v.name for r in results for v in (r.then, r.otherwise)}
                 found |= {v.name for s in nested(inner) for v in operands(s)}
     return found
 
 
-def _only_for_selects(loop: Loop, name: str, selects: Mapping[str, Value]) -> bool:
+def _only_for_selects(loop: For[Stmt], name: str, selects: Mapping[str, Value]) -> bool:
     """Whether only selects read a select."""
     readers = [s for s in loop.body if isinstance(s, Let) and any(v.name == name for v in operands(s.op))]
     return bool(readers) and all(

@@ -10,7 +10,6 @@ from eqfuse.tile.nodes import (
     Bound,
     Elementwise,
     Extent,
-    Let,
     LoadTile,
     Op,
     Positions,
@@ -154,17 +153,3 @@ def bounds(what: str, mask: Value | None, ops: Mapping[str, Op]) -> list[tuple[V
         case Elementwise("lt", (place, stop)) if not mask.dims:
             return [(mask, place.name, stop)]
     raise Unsuited(f"{what} has a mask of its own")
-
-
-def ops_of(body: tuple[object, ...]) -> dict[str, Op]:
-    """What defines each value of a body, those of loops included."""
-    from eqfuse.tile.roles.nodes import Loop, When
-
-    found: dict[str, Op] = {}
-    for stmt in body:
-        match stmt:
-            case Let(value, op):
-                found[value.name] = op
-            case Loop(body=inner) | When(body=inner):
-                found |= ops_of(inner)
-    return found

@@ -4,25 +4,22 @@
     kernel  ::= RolesKernel(name, grid, blocks, rows, consumers, rings, staging, roles)
     role    ::= Role(name, part, body)             `part` numbers a consumer; the producer has none
     stmt    ::= Let(value, op)                     an op of the tile program, but for loads of rings and products
-              | Loop(axis, start, stop, carried, body)
-              | Items(carried, body)               the items of work of a thread block, one after the other
-            | When(condition, body, results)     a branch that all threads of the role take together
+              | For | If | PersistentLoop | Store    as in the tile program, with statements of roles in their bodies
               | At(axis, start)                    the block of `axis` begins at `start` from here on
-              | Fill(ring, turn, index)            starts to copy a tile of a tensor to a slot; 0 past the tensor's edge
+              | AsyncCopy(ring, turn, index)       starts to copy a tile of a tensor to a slot; 0 past the tensor's edge
               | Wait(ring, end, turn, before)      until a slot is full, or empty again
-              | Give(ring, turn, value)            puts a tile in registers in a slot, for other consumers
-              | Free(ring, turn)                   this consumer reads the slot no more
-              | Read(value, view)                  the tile in a slot, in registers
-              | Issue(pending, left, right, axis, accumulator)
+              | StoreShared(ring, turn, value)     puts a tile in registers in a slot, for other consumers
+              | ReleaseSlot(ring, turn)            this consumer reads the slot no more
+              | LoadShared(value, view)            the tile in a slot, in registers
+              | MmaAsync(pending, left, right, axis, accumulator)
                                                    starts a matrix product; `accumulator` may be one under way, which is not
                                                    awaited then
-              | Await(value, pending, behind)      its result, once at most `behind` later products are under way
-              | Look(value, view)                  whether a number of the tile in a slot is an infinity or NaN
-              | Clear(view)                        the infinities and NaN of the tile in a slot become 0
-              | Meet(turn)                         until all consumers are here, for the turn-th time
+              | MmaWait(value, pending, behind)    its result, once at most `behind` later products are under way
+              | AnyNonFinite(value, view)          whether a number of the tile in a slot is an infinity or NaN
+              | ZeroNonFinite(view)                the infinities and NaN of the tile in a slot become 0
+              | ConsumerBarrier(turn)              until all consumers are here, for the turn-th time
               | Column(value, tile, place)         the column of a tile in registers at a place
               | Put(staging, tensor, index, value) stores a tile through shared memory; nothing past the tensor's edge
-              | Store(tensor, index, value, mask)  as in the tile program
 
 A **ring** is a queue of `slots` tiles in shared memory that the producer fills and all consumers read. The tile of a
 turn is in slot `turn % slots`. Each slot has two barriers. `full` completes a phase when a copy has arrived, `empty` when
@@ -39,30 +36,30 @@ axis of a consumer's part of them. A `View` with that dim is this part of the ti
 computes by itself, and the first one stores; or one more consumer, the leader, computes it, and gives the others what they
 need of it through rings of no tensor.
 
-A consumer may `Clear` a slot that others read: they have all read what is not finite before, as a `Meet` ensures. Whoever
+A consumer may `ZeroNonFinite` a slot that others read: they have all read what is not finite before, as a `ConsumerBarrier` ensures. Whoever
 comes later clears what is clear.
 
-A copy writes its slot at any time between `Fill` and the phase of `full`. A product reads its operands at any time
-between `Issue` and `Await`: a view of a slot may not be freed, and an operand in registers not be replaced, before.
+A copy writes its slot at any time between `AsyncCopy` and the phase of `full`. A product reads its operands at any time
+between `MmaAsync` and `MmaWait`: a view of a slot may not be freed, and an operand in registers not be replaced, before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
-from eqfuse.tile.nodes import Carried, Kernel, Let, Store, Value
+from eqfuse.tile.nodes import For, If, Kernel, Let, PersistentLoop, Store, Value
 
 
 @dataclass(frozen=True)
 class Ring:
     """Slots of tiles of `tensor`. `tile` has the dims and dtype of one tile; `parts` is the number of consumers where each
     has rows of its own of it, else 1. One that is `looped` is filled in loops, others once for each item. A consumer fills one of no
-    tensor, with what it `Give`s. Where not all consumers free its slots, so many `readers` do."""
+    tensor, with `StoreShared`. Where not all consumers free its slots, so many `readers` do."""
 
     name: str
     tensor: str
@@ -105,48 +102,12 @@ class View:
     dims: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Loop:
-    """Blocks of `axis` from `start` to `stop`. Carried values as in the tile program."""
-
-    axis: str
-    start: Value
-    stop: Value
-    carried: tuple[Carried, ...]
-    body: tuple[Stmt, ...]
-
-
-@dataclass(frozen=True)
-class Result:
-    """`value` is `then` where the branch is taken, else `otherwise`."""
-
-    DEFINES: ClassVar = ("value",)
-    value: Value
-    then: Value
-    otherwise: Value
-
-
-@dataclass(frozen=True)
-class Items:
-    """Work items of the grid that a thread block of a persistent grid does: one of each round of as many as there are thread
-    blocks, which are dealt out there and back (`dealt`): who had the longest of one round gets the shortest of the next."""
-
-    carried: tuple[Carried, ...]
-    body: tuple[Stmt, ...]
-
-
 def dealt(items: int, workers: int, number: int) -> list[int]:
-    """The items of the thread block of a number, of so many."""
+    """The items of the thread block of a number, of so many: one of each round of as many as there are thread blocks, there and
+    back, so that who had the longest of one round gets the shortest of the next."""
     places = (number, workers - 1 - number)
     rounds = range(-(-items // workers))
     return [item for r in rounds if (item := r * workers + places[r % 2]) < items]
-
-
-@dataclass(frozen=True)
-class When:
-    condition: Value
-    body: tuple[Stmt, ...]
-    results: tuple[Result, ...]
 
 
 @dataclass(frozen=True)
@@ -156,7 +117,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Fill:
+class AsyncCopy:
     ring: str
     turn: Value
     index: Index
@@ -174,27 +135,27 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Give:
+class StoreShared:
     ring: str
     turn: Value
     value: Value
 
 
 @dataclass(frozen=True)
-class Free:
+class ReleaseSlot:
     ring: str
     turn: Value
 
 
 @dataclass(frozen=True)
-class Read:
+class LoadShared:
     DEFINES: ClassVar = ("value",)
     value: Value
     view: View
 
 
 @dataclass(frozen=True)
-class Issue:
+class MmaAsync:
     DEFINES: ClassVar = ("pending",)
     pending: Value
     left: Value | View
@@ -204,7 +165,7 @@ class Issue:
 
 
 @dataclass(frozen=True)
-class Await:
+class MmaWait:
     DEFINES: ClassVar = ("value",)
     value: Value
     pending: Value
@@ -212,19 +173,19 @@ class Await:
 
 
 @dataclass(frozen=True)
-class Look:
+class AnyNonFinite:
     DEFINES: ClassVar = ("value",)
     value: Value
     view: View
 
 
 @dataclass(frozen=True)
-class Clear:
+class ZeroNonFinite:
     view: View
 
 
 @dataclass(frozen=True)
-class Meet:
+class ConsumerBarrier:
     turn: Value
 
 
@@ -246,26 +207,22 @@ class Put:
     value: Value
 
 
-Stmt = (
-    Let
-    | Loop
-    | Items
-    | When
-    | At
-    | Fill
+Async = (
+    At
+    | AsyncCopy
     | Wait
-    | Give
-    | Free
-    | Read
-    | Issue
-    | Await
-    | Look
-    | Clear
-    | Meet
+    | StoreShared
+    | ReleaseSlot
+    | LoadShared
+    | MmaAsync
+    | MmaWait
+    | AnyNonFinite
+    | ZeroNonFinite
+    | ConsumerBarrier
     | Column
     | Put
-    | Store
 )
+Stmt: TypeAlias = "Let | For[Stmt] | If[Stmt] | PersistentLoop[Stmt] | Store | Async"
 
 
 @dataclass(frozen=True)
@@ -288,7 +245,7 @@ class Role:
 @dataclass(frozen=True)
 class RolesKernel:
     """`blocks` are those of whole thread blocks, that of `rows` a multiple of `consumers` unless these share `columns`. Of a
-    `persistent` kernel every role is a loop over `Items`, and the grid says what the items are. `settled` are conditions that a
+    `persistent` kernel every role is a `PersistentLoop`, and the grid says what the items are. `settled` are conditions that a
     launch knows, of which a binary has one value."""
 
     name: str

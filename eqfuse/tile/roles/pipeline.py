@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eqfuse.terms.dtypes import BYTES
+from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
     Align,
     BlockSize,
@@ -29,27 +30,26 @@ from eqfuse.tile.nodes import (
     Constant,
     Dot,
     Elementwise,
+    For,
+    If,
     Let,
     LoadTile,
+    Result,
     Value,
 )
-from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import (
+    AnyNonFinite,
     At,
-    Await,
-    Clear,
-    Free,
-    Give,
-    Issue,
-    Look,
-    Loop,
-    Read,
-    Result,
+    LoadShared,
+    MmaAsync,
+    MmaWait,
+    ReleaseSlot,
     Ring,
     Stmt,
+    StoreShared,
     View,
     Wait,
-    When,
+    ZeroNonFinite,
 )
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.walk import defined_by, nested, operands, renamed
@@ -79,7 +79,7 @@ def sources(body: Iterable[Stmt], rings: Mapping[str, Ring]) -> dict[str, Source
 
 
 def pipelined(
-    loop: Loop,
+    loop: For[Stmt],
     rings: Mapping[str, Ring],
     outside: Mapping[str, Source],
     turns: Turns,
@@ -107,7 +107,7 @@ def straight(body: Sequence[Stmt], found: Mapping[str, Source], turn: Value, fre
         views = {name: View(s.ring.name, turn, s.dims) for name, s in found.items()}
         if isinstance(stmt, Let) and isinstance(stmt.op, Dot):
             pending = fresh.like(stmt.value, "pending")
-            made += [_issue(pending, stmt.op, views, found), Await(stmt.value, pending, 0)]
+            made += [_issue(pending, stmt.op, views, found), MmaWait(stmt.value, pending, 0)]
         else:
             made += [*_registers(stmt, views, fresh, made), stmt]
     return made
@@ -120,7 +120,7 @@ def _registers(stmt: Stmt, views: Mapping[str, View], fresh: Fresh, before: Sequ
         for value in operands(each):
             if value.name in views and value.name not in there:
                 there.add(value.name)
-                yield Read(value, views[value.name])
+                yield LoadShared(value, views[value.name])
 
 
 def _rings_read(stmt: Stmt, found: Mapping[str, Source]) -> list[str]:
@@ -128,7 +128,7 @@ def _rings_read(stmt: Stmt, found: Mapping[str, Source]) -> list[str]:
     return list(dict.fromkeys(found[name].ring.name for name in names if name in found))
 
 
-def _issue(pending: Value, op: Dot, views: Mapping[str, View], found: Mapping[str, Source]) -> Issue:
+def _issue(pending: Value, op: Dot, views: Mapping[str, View], found: Mapping[str, Source]) -> MmaAsync:
     if op.right.name not in views:
         raise Unsuited(f"the right operand {op.right.name} of a product is computed")
     left = views.get(op.left.name, op.left)
@@ -141,13 +141,13 @@ def _issue(pending: Value, op: Dot, views: Mapping[str, View], found: Mapping[st
             ring = next(source.ring for source in found.values() if source.ring.name == side.ring)
             if ring.tile.dims[-1] != op.axis:
                 raise Unsuited(f"{tile.name} is a tile of {tile.dtype} whose last dim is not {op.axis}")
-    return Issue(pending, left, views[op.right.name], op.axis, op.accumulator)
+    return MmaAsync(pending, left, views[op.right.name], op.axis, op.accumulator)
 
 
 class _Pipeline:
     def __init__(
         self,
-        loop: Loop,
+        loop: For[Stmt],
         rings: Mapping[str, Ring],
         outside: Mapping[str, Source],
         turns: Turns,
@@ -192,7 +192,7 @@ class _Pipeline:
                 if stmt.value.name in wanted:
                     source = tiles[stmt.value.name]
                     done.add(stmt.value.name)
-                    yield Read(stmt.value, View(source.ring.name, self.zero, source.dims))
+                    yield LoadShared(stmt.value, View(source.ring.name, self.zero, source.dims))
             else:
                 yield stmt
 
@@ -200,7 +200,7 @@ class _Pipeline:
 
     def _reads(self, number: int) -> list[Value]:
         stmt = self.body[number]
-        own = {v.name for s in nested((stmt,)) for v in defined_by(s)} if isinstance(stmt, When) else set()
+        own = {v.name for s in nested((stmt,)) for v in defined_by(s)} if isinstance(stmt, If) else set()
         found = [value for each in nested((stmt,)) for value in operands(each)]
         return [value for value in found if value.name not in own]
 
@@ -210,7 +210,7 @@ class _Pipeline:
             before = (self.definers.get(value.name) for value in self._reads(number))
             stage = max((found[n] for n in before if n is not None and n < number), default=0)
             found.append(1 if number in self.delayed else stage)
-            if found[-1] and any(isinstance(each, Look) for each in nested((self.body[number],))):
+            if found[-1] and any(isinstance(each, AnyNonFinite) for each in nested((self.body[number],))):
                 raise Unsuited("what a masked product leaves out follows from a product one block behind")
         return found
 
@@ -303,7 +303,7 @@ class _Pipeline:
                 definers = {self.definers.get(value.name) for value in self._reads(number)}
                 if definers & found:
                     found.add(number)
-            elif isinstance(stmt, Read) and len(stmt.value.dims) == 1:
+            elif isinstance(stmt, LoadShared) and len(stmt.value.dims) == 1:
                 found.add(number)
         return found
 
@@ -357,18 +357,18 @@ class _Pipeline:
                 later = sum(w == "issue" for w, _ in chosen[:place]) - sum(
                     w == "await" for w, _ in chosen[:place]
                 )
-                made.append(Await(names[stmt.value.name], pending[number], later - 1))
+                made.append(MmaWait(names[stmt.value.name], pending[number], later - 1))
             else:
                 if stage is not None:
                     for each in nested((stmt,)):
                         for value in defined_by(each):
                             names[value.name] = self.fresh.like(value, "of")
-                if isinstance(stmt, Give):
+                if isinstance(stmt, StoreShared):
                     made.append(Wait(stmt.ring, "empty", turns[at], before=True))
                 made.append(self._at_turn(renamed(stmt, names), turns[at]))
             if what != "issue":
                 made += [
-                    Free(ring, turns[at])
+                    ReleaseSlot(ring, turns[at])
                     for ring in self._rings_of(number)
                     if self._is_last(ring, place, chosen, at)
                 ]
@@ -377,18 +377,20 @@ class _Pipeline:
     def _at_turn(self, stmt: Stmt, turn: Value) -> Stmt:
         """A statement, and those inside of it, that read slots of the loop's rings: those of this turn."""
         match stmt:
-            case Read(view=view) | Look(view=view) | Clear(view):
+            case LoadShared(view=view) | AnyNonFinite(view=view) | ZeroNonFinite(view):
                 return replace(stmt, view=replace(view, turn=turn)) if view.ring in self.used else stmt
-            case Wait() | Give():
+            case Wait() | StoreShared():
                 return replace(stmt, turn=turn)
-            case When(body=body) | Loop(body=body):
+            case If(body=body) | For(body=body):
                 return replace(stmt, body=tuple(self._at_turn(inner, turn) for inner in body))
             case _:
                 return stmt
 
     def _rings_of(self, number: int) -> list[str]:
         stmt = self.body[number]
-        views = [s.view.ring for s in nested((stmt,)) if isinstance(s, Read | Look | Clear)]
+        views = [
+            s.view.ring for s in nested((stmt,)) if isinstance(s, LoadShared | AnyNonFinite | ZeroNonFinite)
+        ]
         before = self._rings_of(self.chained[number]) if number in self.chained else []
         return list(dict.fromkeys((*before, *views, *_rings_read(stmt, self.inside))))
 
@@ -460,7 +462,7 @@ class _Pipeline:
             Carried(item.value, item.init, self._after(item.next, env[0 if at == "0" else 1]))
             for item, at in items
         ]
-        steady = Loop(
+        steady = For(
             loop.axis,
             second,
             loop.stop,
@@ -480,7 +482,7 @@ class _Pipeline:
             Let(size, BlockSize(loop.axis)),
             Let(second, Elementwise("add", (loop.start, size))),
             Let(some, Elementwise("lt", (loop.start, loop.stop))),
-            When(some, branch, tuple(results)),
+            If(some, branch, tuple(results)),
         ]
         return made, {**self.turns, **dict.fromkeys(self.used, end)}
 

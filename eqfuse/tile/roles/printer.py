@@ -5,33 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from eqfuse.listed import text_of
-from eqfuse.tile.nodes import Carried, Constant, Irrational, Let, Store, Value
+from eqfuse.tile.nodes import Carried, Constant, For, If, Irrational, Let, PersistentLoop, Store, Value
 from eqfuse.tile.printer import KernelPrinter as TilePrinter
 from eqfuse.tile.printer import constant, show_block, show_buffer, show_op, typed
 from eqfuse.tile.roles.nodes import (
     Along,
+    AnyNonFinite,
+    AsyncCopy,
     At,
-    Await,
-    Clear,
     Column,
-    Fill,
-    Free,
-    Give,
+    ConsumerBarrier,
     Index,
-    Issue,
-    Items,
-    Look,
-    Loop,
-    Meet,
+    LoadShared,
+    MmaAsync,
+    MmaWait,
     Put,
-    Read,
+    ReleaseSlot,
     Role,
     RolesKernel,
     RolesProgram,
     Stmt,
+    StoreShared,
     View,
     Wait,
-    When,
+    ZeroNonFinite,
 )
 
 
@@ -83,13 +80,13 @@ class _Printer:
             match stmt:
                 case Let(value, Constant() | Irrational() as op):
                     self._constants[value.name] = constant(op)
-                case Loop(axis, start, stop, carried, inner):
+                case For(axis, start, stop, carried, inner):
                     yield f"{indent}for {axis} in {self._name(start)}..{self._name(stop)}:"
                     yield from self._carrying(carried, inner, indent + "    ")
-                case Items(carried, inner):
+                case PersistentLoop(carried, inner):
                     yield f"{indent}for every item of this thread block:"
                     yield from self._carrying(carried, inner, indent + "    ")
-                case When(condition, inner, results):
+                case If(condition, inner, results):
                     yield f"{indent}when {self._name(condition)}:"
                     yield from self._body(inner, indent + "    ")
                     for result in results:
@@ -110,29 +107,29 @@ class _Printer:
                 return f"{typed(value)} = {show_op(value, op, self._name)}"
             case At(axis, start):
                 return f"at {axis} = {self._name(start)}"
-            case Fill(ring, turn, index):
+            case AsyncCopy(ring, turn, index):
                 tensor = self._kernel.ring(ring).tensor
                 return f"fill {ring}[{self._name(turn)}] from {tensor}[{self._index(index)}]"
             case Wait(ring, end, turn, before):
                 return f"wait {ring}[{self._name(turn)}] {end}{' before' if before else ''}"
-            case Free(ring, turn):
+            case ReleaseSlot(ring, turn):
                 return f"free {ring}[{self._name(turn)}]"
-            case Give(ring, turn, value):
+            case StoreShared(ring, turn, value):
                 return f"give {self._name(value)} to {ring}[{self._name(turn)}]"
-            case Read(value, view):
+            case LoadShared(value, view):
                 return f"{typed(value)} = read {self._operand(view)}"
-            case Issue(pending, left, right, axis, accumulator):
+            case MmaAsync(pending, left, right, axis, accumulator):
                 sums = "" if accumulator is None else f"{self._name(accumulator)} + "
                 sides = f"{self._operand(left)}, {self._operand(right)}"
                 return f"{typed(pending)} = {sums}issue dot({sides}, over {axis})"
-            case Await(value, pending, behind):
+            case MmaWait(value, pending, behind):
                 later = f", {behind} later under way" if behind else ""
                 return f"{typed(value)} = await {self._name(pending)}{later}"
-            case Look(value, view):
+            case AnyNonFinite(value, view):
                 return f"{typed(value)} = any of {self._operand(view)} is not finite"
-            case Clear(view):
+            case ZeroNonFinite(view):
                 return f"clear {self._operand(view)} of what is not finite"
-            case Meet(turn):
+            case ConsumerBarrier(turn):
                 return f"meet the other consumers, {self._name(turn)} times before"
             case Column(value, tile, place):
                 return f"{typed(value)} = column {self._name(place)} of {self._name(tile)}"
@@ -141,7 +138,7 @@ class _Printer:
             case Store(tensor, index, value, mask):
                 where = "" if mask is None else f" where {self._name(mask)}"
                 return f"store {tensor}[{', '.join(map(self._name, index))}] = {self._name(value)}{where}"
-            case Loop() | Items() | When():
+            case For() | PersistentLoop() | If():
                 raise TypeError(stmt)
 
     def _operand(self, side: Value | View) -> str:

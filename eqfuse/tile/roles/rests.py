@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
     Align,
     BlockSize,
@@ -27,33 +28,42 @@ from eqfuse.tile.nodes import (
     Dot,
     Elementwise,
     Fill,
+    For,
+    If,
     Kernel,
     Let,
     LoadTile,
+    NonFiniteCorrection,
     Op,
     Positions,
-    RestOfProduct,
+    Result,
     Start,
     Value,
 )
 from eqfuse.tile.nodes import Stmt as TileStmt
 from eqfuse.tile.passes.draft import Draft, changed
-from eqfuse.tile.roles.bindings import bindings_of
 from eqfuse.tile.roles.loads import Tensors, ends_early
-from eqfuse.tile.roles.names import Fresh
-from eqfuse.tile.roles.nodes import Clear, Column, Look, Loop, Meet, Result, Ring, Stmt, View, Wait, When
+from eqfuse.tile.roles.nodes import (
+    AnyNonFinite,
+    Column,
+    ConsumerBarrier,
+    Ring,
+    Stmt,
+    View,
+    Wait,
+    ZeroNonFinite,
+)
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.walk import pruned
+from eqfuse.tile.walk import ops_of, pruned, uses_of
 
 
 def rests_first(kernel: Kernel, tensors: Tensors) -> Kernel:
     """The kernel with what masked products leave out added before them, to what they are added to. Raises Unsuited."""
-    known = bindings_of(kernel)
-    ops, uses = known.ops, known.uses
-    rests = {op.total.name: op for op in ops.values() if isinstance(op, RestOfProduct)}
+    ops, uses = ops_of(kernel.body), uses_of(kernel.body)
+    rests = {op.total.name: op for op in ops.values() if isinstance(op, NonFiniteCorrection)}
     draft = Draft(kernel)
 
-    def product(value: Value, dot: Dot, rest: RestOfProduct | None) -> list[Let]:
+    def product(value: Value, dot: Dot, rest: NonFiniteCorrection | None) -> list[Let]:
         """A product, and what is added before it; nothing where no mask is needed."""
         made: list[Let] = []
         right = dot.right if rest is None else rest.right
@@ -73,12 +83,12 @@ def rests_first(kernel: Kernel, tensors: Tensors) -> Kernel:
             start = draft.new(f"{value.name}_none", value.dims, value.dtype)
             made.append(Let(start, Fill(0.0)))
         added = draft.new(f"{value.name}_rest", value.dims, value.dtype)
-        made.append(Let(added, RestOfProduct(dot.left, right, dot.axis, start, mask, None)))
+        made.append(Let(added, NonFiniteCorrection(dot.left, right, dot.axis, start, mask, None)))
         return [*made, Let(value, replace(dot, right=right, accumulator=added))]
 
     def one(let: Let) -> Sequence[TileStmt]:
         match let.op:
-            case RestOfProduct(total=total) as rest:
+            case NonFiniteCorrection(total=total) as rest:
                 dot = ops.get(total.name)
                 if rest.right_mask is not None or not isinstance(dot, Dot) or uses[total.name] > 1:
                     raise Unsuited("a product whose right operand is masked")
@@ -113,7 +123,7 @@ class Rests:
         self.ops, self.rings, self.fresh = ops, rings, fresh
         self.units: dict[str, str] = {}
 
-    def loop(self, loop: Loop, met: Value, zero: Value) -> tuple[Loop, Value]:
+    def loop(self, loop: For[Stmt], met: Value, zero: Value) -> tuple[For[Stmt], Value]:
         """A loop, and how often consumers have met after it; `met` is how often they have before."""
         filled = {s.value.name for s in loop.body if isinstance(s, Let) and s.value.name in self.rings}
         here = self.fresh.value("met", (), "i32")
@@ -128,23 +138,23 @@ class Rests:
         made: list[Stmt] = []
         for stmt in body:
             match stmt:
-                case Let(value, RestOfProduct() as rest):
+                case Let(value, NonFiniteCorrection() as rest):
                     after = self.fresh.value("met_then", (), "i32")
                     made += self._rest(value, rest, met, after, filled, zero)
                     met = after
-                case When(condition, inner, results):
+                case If(condition, inner, results):
                     new, last = self._body(inner, met, filled, zero)
                     if last != met:
                         after = self.fresh.value("met_then", (), "i32")
                         results = (*results, Result(after, last, met))
                         met = after
-                    made.append(When(condition, tuple(new), results))
+                    made.append(If(condition, tuple(new), results))
                 case _:
                     made.append(stmt)
         return made, met
 
     def _rest(
-        self, value: Value, rest: RestOfProduct, met: Value, after: Value, filled: set[str], zero: Value
+        self, value: Value, rest: NonFiniteCorrection, met: Value, after: Value, filled: set[str], zero: Value
     ) -> list[Stmt]:
         """Looks at the right operand, and adds what of its products is not finite."""
         name, load = self._load(rest.right)
@@ -159,15 +169,15 @@ class Rests:
         by_hand, total = self._by_hand(rest, load)
         branch: tuple[Stmt, ...] = (
             *by_hand,
-            Meet(met),
-            Clear(view),
+            ConsumerBarrier(met),
+            ZeroNonFinite(view),
             Let(one, Constant(1)),
             Let(more, Elementwise("add", (met, one))),
         )
         results = Result(value, total, rest.total), Result(after, more, met)
-        return [Wait(ring.name, "full", zero), Look(found, view), When(found, branch, results)]
+        return [Wait(ring.name, "full", zero), AnyNonFinite(found, view), If(found, branch, results)]
 
-    def _by_hand(self, rest: RestOfProduct, load: LoadTile) -> tuple[list[Stmt], Value]:
+    def _by_hand(self, rest: NonFiniteCorrection, load: LoadTile) -> tuple[list[Stmt], Value]:
         """The loop over single positions, and the sums that it leaves."""
         axis, fresh = rest.axis, self.fresh
         unit = f"{axis}_one"
@@ -215,7 +225,7 @@ class Rests:
         if kept is not None:
             lets.append(Let(chosen, Elementwise("where", (tile(kept), plain, none))))
         lets.append(Let(following, Elementwise("add", (sums, chosen if kept is not None else plain))))
-        loop = Loop(
+        loop = For(
             unit,
             start,
             stop,

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.tile.def_use import Readers, readers_of
 from eqfuse.tile.nodes import Align, Elementwise, Kernel, Let, Op, ReduceTile, Stmt, Value
 from eqfuse.tile.passes.draft import Draft, changed
-from eqfuse.tile.roles.bindings import Readers, bindings_of, found_in
 from eqfuse.tile.roles.scaled_maxima import for_a_maximum
-from eqfuse.tile.walk import pruned
+from eqfuse.tile.walk import lets_of, ops_of, pruned, uses_of
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class _Sum:
 
 def rows_last(kernel: Kernel) -> Kernel:
     """No element has a term of its row for a maximum alone."""
-    known = bindings_of(kernel)
-    ops, readers = known.ops, known.readers
+    ops, uses, readers = ops_of(kernel.body), uses_of(kernel.body), readers_of(kernel)
 
     def terms_of(value: Value, op: Op) -> _Sum | None:
-        terms = _terms(value, op, ops, known.uses)
+        terms = _terms(value, op, ops, uses)
         wanted = terms and for_a_maximum(value, readers, ops) and _shifted_by_rows(value, readers, ops)
         return terms if wanted else None
 
-    found = found_in(kernel, terms_of)
+    pairs = ((let.value.name, terms_of(let.value, let.op)) for let in lets_of(kernel.body))
+    found = {name: each for name, each in pairs if each is not None}
     if not found:
         return kernel
     draft = Draft(kernel)

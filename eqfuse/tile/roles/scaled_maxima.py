@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.tile.def_use import Readers, readers_of
 from eqfuse.tile.nodes import (
     Constant,
     Elementwise,
@@ -27,8 +28,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, changed
-from eqfuse.tile.roles.bindings import Readers, bindings_of, found_in
-from eqfuse.tile.walk import defined
+from eqfuse.tile.walk import defined, lets_of, ops_of
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class _Scale:
 
 def scaled_last(kernel: Kernel) -> Kernel:
     """No element is scaled for a maximum alone."""
-    known = bindings_of(kernel)
-    ops = known.ops
+    ops, readers = ops_of(kernel.body), readers_of(kernel)
     inside = {v.name for stmt in kernel.body if isinstance(stmt, For) for v in defined((stmt,))}
     draft, scales = Draft(kernel), dict[str, _Scale]()
 
     def scaled_by(value: Value, op: Op) -> tuple[Value, Value] | None:
         scaled = _scaled(value, op, inside)
-        return scaled if scaled is not None and for_a_maximum(value, known.readers, ops) else None
+        return scaled if scaled is not None and for_a_maximum(value, readers, ops) else None
 
-    found = found_in(kernel, scaled_by)
+    pairs = ((let.value.name, scaled_by(let.value, let.op)) for let in lets_of(kernel.body))
+    found = {name: each for name, each in pairs if each is not None}
     if not found:
         return kernel
 

@@ -12,14 +12,15 @@ from eqfuse.tile.nodes import (
     Constant,
     Elementwise,
     Extent,
+    For,
+    If,
     Irrational,
     LaunchValue,
-    Let,
     Op,
     Value,
 )
-from eqfuse.tile.roles.nodes import Loop, Role, When
-from eqfuse.tile.walk import nested
+from eqfuse.tile.roles.nodes import Role
+from eqfuse.tile.walk import nested, ops_of
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ARITHMETIC = ("add", "sub", "mul", "floordiv", "minimum", "maximum")
@@ -29,10 +30,10 @@ def settled(roles: Iterable[Role]) -> tuple[Value, ...]:
     """The conditions of branches in loops that a launch knows, in their order, and the same conditions elsewhere."""
     found: dict[Value, None] = {}
     for role in roles:
-        ops = {s.value.name: s.op for s in nested(role.body) if isinstance(s, Let)}
-        conditions = [s.condition for s in nested(role.body) if isinstance(s, When)]
-        loops = (stmt for stmt in nested(role.body) if isinstance(stmt, Loop))
-        inside = {s.condition for loop in loops for s in nested(loop.body) if isinstance(s, When)}
+        ops = ops_of(role.body)
+        conditions = [s.condition for s in nested(role.body) if isinstance(s, If)]
+        loops = (stmt for stmt in nested(role.body) if isinstance(stmt, For))
+        inside = {s.condition for loop in loops for s in nested(loop.body) if isinstance(s, If)}
         known = {ops[value.name] for value in inside if is_settled(value, ops)}
         conditions.sort(key=lambda value: value not in inside)
         found |= dict.fromkeys(value for value in conditions if ops.get(value.name) in known)

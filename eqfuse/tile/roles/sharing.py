@@ -19,30 +19,34 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
     Align,
     Bound,
     Carried,
     Dot,
+    For,
+    If,
     Lanes,
     Let,
     LoadTile,
+    NonFiniteCorrection,
     Op,
+    PersistentLoop,
     Positions,
     ReduceTile,
-    RestOfProduct,
+    Result,
     Store,
     Value,
 )
-from eqfuse.tile.roles.names import Fresh
-from eqfuse.tile.roles.nodes import Columns, Give, Items, Loop, Put, Result, Ring, Stmt, When
+from eqfuse.tile.roles.nodes import Columns, Put, Ring, Stmt, StoreShared
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.walk import defined_by, mapped, nested, operands, pruned
 
 
 def shared_axis(body: Iterable[Stmt], rows: str) -> str:
     """The axis of the columns of all tiles that loops carry. Raises Unsuited."""
-    carried = (c.value for stmt in nested(body) if isinstance(stmt, Loop) for c in stmt.carried)
+    carried = (c.value for stmt in nested(body) if isinstance(stmt, For) for c in stmt.carried)
     axes = {value.dims[1] for value in carried if len(value.dims) == 2 and value.dims[0] == rows}
     if len(axes) != 1:
         raise Unsuited(f"loops carry tiles of {len(axes)} kinds of columns")
@@ -65,7 +69,7 @@ def _stored_once(body: Iterable[Stmt], columns: Columns) -> Iterator[Stmt]:
         match stmt:
             case Store(value=value) | Put(value=value) if columns.part not in value.dims:
                 pass
-            case Loop(body=inner) | Items(body=inner) | When(body=inner):
+            case For(body=inner) | PersistentLoop(body=inner) | If(body=inner):
                 yield replace(stmt, body=tuple(_stored_once(inner, columns)))
             case _:
                 yield stmt
@@ -87,14 +91,14 @@ class _Sharing:
                     yield stmt
                 case Let(value, op):
                     yield from self._let(value, op)
-                case Loop(axis, start, stop, carried, inner):
+                case For(axis, start, stop, carried, inner):
                     if axis == self.columns.axis:
                         raise Unsuited(f"a loop over {axis}, whose positions consumers share")
                     items = tuple(Carried(*map(self._of, (c.value, c.init, c.next))) for c in carried)
-                    yield Loop(axis, start, stop, items, tuple(self.body(inner)))
-                case When(condition, inner, results):
+                    yield For(axis, start, stop, items, tuple(self.body(inner)))
+                case If(condition, inner, results):
                     found = tuple(Result(*map(self._of, (r.value, r.then, r.otherwise))) for r in results)
-                    yield When(condition, tuple(self.body(inner)), found)
+                    yield If(condition, tuple(self.body(inner)), found)
                 case Store(tensor, index, value, mask):
                     self._read(operands(stmt))
                     masked = None if mask is None else self._of(mask)
@@ -132,7 +136,7 @@ class _Sharing:
                     op = replace(op, axis=part)
             case ReduceTile(_, _, along) if along == axis:
                 raise Unsuited(f"a reduction over {axis}, whose positions consumers share")
-            case RestOfProduct():
+            case NonFiniteCorrection():
                 raise Unsuited("consumers that share columns, where what is stored may not be finite")
             case _:
                 self._read(operands(op))
@@ -186,8 +190,8 @@ class _Leading:
                 case Let(value, Align(of)) if of.name in self.whole:
                     self.whole.add(value.name)
                     continue
-                case Loop(carried=carried, body=inner):
-                    if any(isinstance(each, Loop) for each in inner):
+                case For(carried=carried, body=inner):
+                    if any(isinstance(each, For) for each in inner):
                         raise Unsuited("a leader of loops inside of loops")
                     self.found |= {item.value.name for item in carried}
                     self._look(inner, in_loop=True)
@@ -195,7 +199,7 @@ class _Leading:
                         if self._is_own(item.value) != self._is_own(item.next):
                             raise Unsuited(f"{item.value.name} is carried without its columns")
                     continue
-                case When(body=inner, results=results):
+                case If(body=inner, results=results):
                     if any(self._is_own(v) for each in nested(inner) for v in defined_by(each)):
                         raise Unsuited("a branch that has columns which consumers share")
                     self._look(inner, in_loop=in_loop)
@@ -225,14 +229,14 @@ class _Leading:
     def _leader(self, body: Iterable[Stmt]) -> Iterator[Stmt]:
         for stmt in body:
             match stmt:
-                case Loop(axis, start, stop, carried, inner):
+                case For(axis, start, stop, carried, inner):
                     items = tuple(item for item in carried if not self._is_own(item.value))
-                    yield Loop(axis, start, stop, items, tuple(self._leader(inner)))
+                    yield For(axis, start, stop, items, tuple(self._leader(inner)))
                 case _ if not self._has_columns(stmt):
                     yield stmt
             for value in defined_by(stmt):
                 if value.name in self.given:
-                    yield Give(self.given[value.name].name, self.turn, value)
+                    yield StoreShared(self.given[value.name].name, self.turn, value)
 
     def _others(self, body: Iterable[Stmt]) -> Iterator[Stmt]:
         """Without what is computed once: what is given is loaded from its slot."""
@@ -241,11 +245,11 @@ class _Leading:
                 if value.name in self.given:
                     yield Let(value, LoadTile(self.given[value.name].name, (), None, 0.0))
             match stmt:
-                case Loop(axis, start, stop, carried, inner):
+                case For(axis, start, stop, carried, inner):
                     items = tuple(item for item in carried if self._is_own(item.value))
                     if items:
-                        yield Loop(axis, start, stop, items, tuple(self._others(inner)))
-                case When():
+                        yield For(axis, start, stop, items, tuple(self._others(inner)))
+                case If():
                     pass
                 case Store() if not self._is_own(stmt.value):
                     pass

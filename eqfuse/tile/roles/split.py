@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import Roles
 from eqfuse.terms.dtypes import BYTES
+from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
     Align,
     Carried,
@@ -23,39 +24,36 @@ from eqfuse.tile.nodes import (
     Let,
     LoadTile,
     MergeTile,
+    NonFiniteCorrection,
+    PersistentLoop,
     RankTile,
     ReduceTile,
-    RestOfProduct,
     Search,
     Store,
     TileProgram,
     Value,
 )
-from eqfuse.tile.nodes import Stmt as TileStmt
 from eqfuse.tile.roles.branches import branched
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.columns import copies, masked_behind
 from eqfuse.tile.roles.cut import cut
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.joined import joined
-from eqfuse.tile.roles.loads import Tensors, copied, ends_early, ops_of, put
-from eqfuse.tile.roles.names import Fresh
+from eqfuse.tile.roles.loads import Tensors, copied, ends_early, put
 from eqfuse.tile.roles.nodes import (
     Along,
+    AsyncCopy,
     Columns,
-    Fill,
-    Free,
-    Give,
     Index,
-    Items,
-    Loop,
     Put,
+    ReleaseSlot,
     Ring,
     Role,
     RolesKernel,
     RolesProgram,
     Staging,
     Stmt,
+    StoreShared,
     Wait,
 )
 from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
@@ -68,7 +66,7 @@ from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.storage import buffer_dtypes
-from eqfuse.tile.walk import defined, defined_by, nested, operands, pruned, reads
+from eqfuse.tile.walk import defined, defined_by, nested, operands, ops_of, pruned, reads
 
 STAGED_BYTES = 2
 """Bytes of the widest numbers of outputs that go through shared memory."""
@@ -125,7 +123,8 @@ class _Split:
         self.schedule, self.tensors, self.finite = schedule, tensors, finite
         self.kernel = kernel = kernel if finite else rests_first(kernel, tensors)
         self.units: dict[str, str] = {}
-        body = tuple(_loops(kernel.body))
+        body: tuple[Stmt, ...] = kernel.body
+        _nesting(body)
         self.fresh = Fresh({value.name for value in (*reads(body), *defined(body))})
         # Nothing is under way at the end of loops without delayed products or a leader: a branch in each trip is not worth it there.
         behind = bool(schedule.delayed) or schedule.led
@@ -146,7 +145,7 @@ class _Split:
 
     def _joined_inside(self, stmt: Stmt) -> Stmt:
         """A loop of loops over consecutive ranges with these joined."""
-        if not isinstance(stmt, Loop) or not _is_outer(stmt):
+        if not isinstance(stmt, For) or not _is_outer(stmt):
             return stmt
         if self.schedule.delayed:
             raise Unsuited("products of a loop inside of a loop one block behind")
@@ -155,7 +154,7 @@ class _Split:
     def _rows(self) -> str:
         """The axis of the rows of all products, which the consumers share."""
         dots = [op for op in self.ops.values() if isinstance(op, Dot)]
-        in_loops = [s for s in self.body if isinstance(s, Loop)]
+        in_loops = [s for s in self.body if isinstance(s, For)]
         if not any(isinstance(op, Dot) for loop in in_loops for op in ops_of((loop,)).values()):
             raise Unsuited("no loop multiplies matrices")
         for op in dots:
@@ -210,7 +209,7 @@ class _Split:
 
     def _find_copies(self, body: Sequence[Stmt], *, in_loop: bool) -> None:
         seen: dict[str, int] = {}
-        is_outer = in_loop and any(isinstance(stmt, Loop) for stmt in body)
+        is_outer = in_loop and any(isinstance(stmt, For) for stmt in body)
         for stmt in body:
             match stmt:
                 case Let(value, LoadTile(tensor) as op) if len(value.dims) == 2:
@@ -230,14 +229,14 @@ class _Split:
                     self.copies[value.name] = _Copy(self._ring(value, tensor, number, in_loop), index)
                 case Let(value, LoadTile(tensor)) if len(value.dims) > 2:
                     raise Unsuited(f"the load of {tensor} has {len(value.dims)} dims")
-                case Loop():
+                case For():
                     self._find_copies(stmt.body, in_loop=True)
 
     def _is_multiplied(self, value: Value) -> bool:
         """Whether a product reads a tile. What is only computed with, once, consumers load where it is."""
         readers = [s for s in nested(self.body) if any(v.name == value.name for v in operands(s))]
         aligned = [s.value for s in readers if isinstance(s, Let) and isinstance(s.op, Align)]
-        multiplied = (isinstance(s, Let) and isinstance(s.op, Dot | RestOfProduct) for s in readers)
+        multiplied = (isinstance(s, Let) and isinstance(s.op, Dot | NonFiniteCorrection) for s in readers)
         return any(multiplied) or any(map(self._is_multiplied, aligned))
 
     def _is_column(self, value: Value, op: LoadTile) -> bool:
@@ -261,7 +260,7 @@ class _Split:
                 case Let(_, Dot(left, _, axis)):
                     if left.name == value.name and axis in early:
                         return False
-                case Let(_, RestOfProduct(left)) if left.name != value.name:
+                case Let(_, NonFiniteCorrection(left)) if left.name != value.name:
                     pass
                 case _:
                     return False
@@ -351,7 +350,7 @@ class _Split:
         body, last, met_after = make(item, turn, met)
         count = (Let(one, Constant(1)), Let(following, Elementwise("add", (item, one))))
         carried = (Carried(item, zero, following), Carried(turn, zero, last), Carried(met, zero, met_after))
-        return pruned((Let(zero, Constant(0)), Items(carried, (*body, *count))))
+        return pruned((Let(zero, Constant(0)), PersistentLoop(carried, (*body, *count))))
 
     def _in_registers(self, body: Sequence[Stmt]) -> None:
         """Raises Unsuited for a tile that no part of the rows has."""
@@ -370,10 +369,10 @@ class _Split:
                     copy = self.copies[value.name]
                     if self.schedule.persistent:
                         made.append(Wait(copy.ring.name, "empty", item, before=True))
-                    made.append(Fill(copy.ring.name, item, copy.index))
+                    made.append(AsyncCopy(copy.ring.name, item, copy.index))
                 case Let(_, op) if not isinstance(op, Dot):
                     made.append(stmt)
-                case Loop():
+                case For():
                     made += self._filled(stmt, turns, turn)
         return made, self._last(turns, turn), met
 
@@ -392,7 +391,7 @@ class _Split:
         loads = {s.value.name for s in self.filled if isinstance(s, Let)}
         return {copy.ring.name for name, copy in self.copies.items() if name in loads}
 
-    def _filled(self, loop: Loop, turns: dict[str, Value], zero: Value) -> Iterator[Stmt]:
+    def _filled(self, loop: For[Stmt], turns: dict[str, Value], zero: Value) -> Iterator[Stmt]:
         """The producer's form of a loop; `turns` are the next ones of the rings."""
         if _is_outer(loop):
             yield self._filled_inside(loop, turns, zero)
@@ -408,20 +407,20 @@ class _Split:
         fills: list[Stmt] = []
         for copy in copies:
             fills.append(Wait(copy.ring.name, "empty", turn, before=True))
-            fills.append(Fill(copy.ring.name, turn, copy.index))
+            fills.append(AsyncCopy(copy.ring.name, turn, copy.index))
         count = (Let(one, Constant(1)), Let(following, Elementwise("add", (turn, one))))
         offsets = (s for s in lets if not isinstance(s.op, Dot | LoadTile) or not s.value.dims)
         carried = (Carried(turn, begin.pop(), following),)
-        yield Loop(loop.axis, loop.start, loop.stop, carried, (*offsets, *fills, *count))
+        yield For(loop.axis, loop.start, loop.stop, carried, (*offsets, *fills, *count))
         turns |= dict.fromkeys((copy.ring.name for copy in copies), turn)
 
-    def _filled_inside(self, loop: Loop, turns: dict[str, Value], zero: Value) -> Stmt:
+    def _filled_inside(self, loop: For[Stmt], turns: dict[str, Value], zero: Value) -> Stmt:
         """The same for a loop of loops, which carries the turns of the rings that they fill."""
         rings = self._inside(loop)
         turn = self.fresh.value("turn_of_block", (), "i32")
         inside, body = dict.fromkeys(rings, turn), list[Stmt]()
         for stmt in loop.body:
-            if isinstance(stmt, Loop):
+            if isinstance(stmt, For):
                 body += self._filled(stmt, inside, turn)
             elif isinstance(stmt, Let) and not (isinstance(stmt.op, LoadTile) and stmt.value.dims):
                 body.append(stmt)
@@ -429,16 +428,16 @@ class _Split:
             turn, _one_turn(turns.get(ring, zero) for ring in rings), _one_turn(inside.values())
         )
         turns |= dict.fromkeys(rings, turn)
-        return Loop(loop.axis, loop.start, loop.stop, (carried,), tuple(body))
+        return For(loop.axis, loop.start, loop.stop, (carried,), tuple(body))
 
-    def _inside(self, loop: Loop) -> list[str]:
+    def _inside(self, loop: For[Stmt]) -> list[str]:
         """The rings that the loops inside of a loop fill."""
         names = (s.value.name for s in nested(loop.body) if isinstance(s, Let))
         return list(dict.fromkeys(self.copies[name].ring.name for name in names if name in self.copies))
 
     def _pipelined_inside(
         self,
-        loop: Loop,
+        loop: For[Stmt],
         rings: Mapping[str, Ring],
         outside: Mapping[str, Source],
         turns: Mapping[str, Value],
@@ -446,7 +445,7 @@ class _Split:
     ) -> tuple[list[Stmt], dict[str, Value]]:
         """A consumer's form of a loop of loops, and the turns of its rings after it."""
         used = self._inside(loop)
-        beside = [stmt for stmt in loop.body if not isinstance(stmt, Loop)]
+        beside = [stmt for stmt in loop.body if not isinstance(stmt, For)]
         for name in [v.name for stmt in nested(beside) for v in operands(stmt)]:
             if name in outside or name in rings:
                 raise Unsuited(f"{name} is read from shared memory beside an inner loop")
@@ -454,7 +453,7 @@ class _Split:
         inside: dict[str, Value] = {**turns, **dict.fromkeys(used, turn)}
         body: list[Stmt] = []
         for stmt in loop.body:
-            if isinstance(stmt, Loop):
+            if isinstance(stmt, For):
                 made, inside = pipelined(stmt, rings, outside, inside, frozenset(), self.fresh, item)
                 body += made
             else:
@@ -467,19 +466,19 @@ class _Split:
         rings = {name: copy.ring for name, copy in self.copies.items()}
         rings |= {} if self.led is None else self.led.given
         rests = Rests(self.ops, rings, self.fresh)
-        top = [stmt for stmt in self.body if not isinstance(stmt, Loop)]
+        top = [stmt for stmt in self.body if not isinstance(stmt, For)]
         outside = sources(top, rings)
         turns: dict[str, Value] = {}
         waited: set[str] = set()
         made: list[Stmt] = []
         run: list[Stmt] = []
         for stmt in self.body:
-            if isinstance(stmt, Give):
+            if isinstance(stmt, StoreShared):
                 if self.schedule.persistent:  # an item before has filled the slot
                     run.append(Wait(stmt.ring, "empty", item, before=True))
                 run.append(replace(stmt, turn=item))
                 continue
-            if not isinstance(stmt, Loop):
+            if not isinstance(stmt, For):
                 run += self._stored(stmt)
                 continue
             made += straight(run, outside, item, self.fresh)
@@ -503,7 +502,7 @@ class _Split:
             late = [ring for ring in sorted(waited | _waits(run, outside))]
             if any(_reads_any(run, outside, ring) for ring in late):
                 raise Unsuited("a tile is read behind all loops")
-            made += [Free(ring, item) for ring in late]
+            made += [ReleaseSlot(ring, item) for ring in late]
         self.units |= rests.units
         return [*made, *after], self._last(turns, turn), met
 
@@ -543,7 +542,9 @@ class _Split:
 
 def _readers(ring: Ring, consumers: Sequence[Role]) -> int:
     """How many consumers free the slots of a ring; 0 for all of them, or where none are freed."""
-    freeing = sum(any(isinstance(s, Free) and s.ring == ring.name for s in nested(r.body)) for r in consumers)
+    freeing = sum(
+        any(isinstance(s, ReleaseSlot) and s.ring == ring.name for s in nested(r.body)) for r in consumers
+    )
     return 0 if freeing == len(consumers) else freeing
 
 
@@ -567,9 +568,9 @@ def _reads(stmt: Stmt, outside: Mapping[str, Source], ring: str) -> bool:
     )
 
 
-def _is_outer(loop: Loop) -> bool:
+def _is_outer(loop: For[Stmt]) -> bool:
     """Whether a loop has loops inside."""
-    return any(isinstance(stmt, Loop) for stmt in loop.body)
+    return any(isinstance(stmt, For) for stmt in loop.body)
 
 
 def _one_turn(turns: Iterable[Value]) -> Value:
@@ -580,16 +581,13 @@ def _one_turn(turns: Iterable[Value]) -> Value:
     return found.pop()
 
 
-def _loops(body: Sequence[TileStmt], depth: int = 0) -> Iterator[Stmt]:
-    for stmt in body:
-        match stmt:
-            case For(axis, start, stop, carried, inner, _):
-                if any(isinstance(each, For) for each in inner):
-                    lets = [each.op for each in inner if isinstance(each, Let)]
-                    if depth or any(isinstance(op, Dot | RestOfProduct) for op in lets):
-                        raise Unsuited("a loop inside of a loop, beside products or another one")
-                if any(isinstance(each, Store) for each in inner):
-                    raise Unsuited("a store inside of a loop")
-                yield Loop(axis, start, stop, carried, tuple(_loops(inner, depth + 1)))
-            case _:
-                yield stmt
+def _nesting(body: Sequence[Stmt], depth: int = 0) -> None:
+    """Raises Unsuited for loops that no role walks."""
+    for loop in (stmt for stmt in body if isinstance(stmt, For)):
+        if any(isinstance(each, For) for each in loop.body):
+            lets = [each.op for each in loop.body if isinstance(each, Let)]
+            if depth or any(isinstance(op, Dot | NonFiniteCorrection) for op in lets):
+                raise Unsuited("a loop inside of a loop, beside products or another one")
+        if any(isinstance(each, Store) for each in loop.body):
+            raise Unsuited("a store inside of a loop")
+        _nesting(loop.body, depth + 1)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eqfuse.tile.nodes import Align, Constant, Dot, Elementwise, Fill, For, Kernel, Let, Op, Stmt, Value
-from eqfuse.tile.walk import operands, reads
+from eqfuse.tile.walk import operands, ops_of, uses_of
 
 
 def started(kernel: Kernel) -> Kernel:
@@ -29,7 +29,7 @@ def started(kernel: Kernel) -> Kernel:
 
 def _from(kernel: Kernel, value: Value, total: Value, term: Value) -> Kernel | None:
     """The kernel with `value`, which is `total + term`, summed up from `term` on; None where that is another program."""
-    body, uses = kernel.body, Counter(value.name for value in reads(kernel.body))
+    body, uses = kernel.body, uses_of(kernel.body)
     loops = _loops(body, total, uses)
     if not loops or (total.dims, total.dtype) != (term.dims, term.dtype):
         return None
@@ -60,10 +60,10 @@ def _from(kernel: Kernel, value: Value, total: Value, term: Value) -> Kernel | N
     return replace(kernel, body=(*body[:first], *before, *rest))
 
 
-def _loops(body: Sequence[Stmt], total: Value, uses: Counter[str]) -> list[For]:
+def _loops(body: Sequence[Stmt], total: Value, uses: Counter[str]) -> list[For[Stmt]]:
     """The loops that add up a sum of products from 0 that nothing else reads, in their order; none where they do something else."""
-    ops: dict[str, Op] = {stmt.value.name: stmt.op for stmt in body if isinstance(stmt, Let)}
-    found: list[For] = []
+    ops = ops_of(body)
+    found: list[For[Stmt]] = []
     sought = total
     while uses[sought.name] == 2:  # by its product, and behind the loop
         loop = next((s for s in body if isinstance(s, For) and sought in (c.value for c in s.carried)), None)
@@ -83,7 +83,7 @@ def _is_zero(op: Op) -> bool:
     return isinstance(op, Fill | Constant) and op.number == 0
 
 
-def _chain(loops: Sequence[For], total: Value) -> set[Value]:
+def _chain(loops: Sequence[For[Stmt]], total: Value) -> set[Value]:
     """What loops call a sum that is `total` behind the last of them."""
     found, sought = set[Value](), total
     for loop in reversed(loops):

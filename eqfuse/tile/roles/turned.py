@@ -16,24 +16,24 @@ from eqfuse.tile.nodes import (
     Kernel,
     Let,
     LoadTile,
+    NonFiniteCorrection,
     Op,
-    RestOfProduct,
     Stmt,
     Store,
     Value,
 )
 from eqfuse.tile.passes.draft import Draft
-from eqfuse.tile.walk import mapped, nested
+from eqfuse.tile.walk import mapped, nested, ops_of
 
 
 def turned(kernel: Kernel) -> Kernel:
     """A kernel whose products' results are all stored transposed computes their transposes, where both operands are loaded."""
     lets = [stmt for stmt in nested(kernel.body) if isinstance(stmt, Let)]
-    ops = {let.value.name: let.op for let in lets}
+    ops = ops_of(kernel.body)
     products = [(let.value, let.op) for let in lets if isinstance(let.op, Dot)]
     stores = [s for s in nested(kernel.body) if isinstance(s, Store) and len(s.value.dims) == 2]
     kinds = {value.dims for value, _ in products}
-    if len(kinds) != 1 or not stores or any(isinstance(let.op, RestOfProduct) for let in lets):
+    if len(kinds) != 1 or not stores or any(isinstance(let.op, NonFiniteCorrection) for let in lets):
         return kernel
     (dims,) = kinds
     back = (dims[1], dims[0]) if len(dims) == 2 else dims

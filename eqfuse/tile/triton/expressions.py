@@ -32,11 +32,11 @@ from eqfuse.tile.nodes import (
     LaunchValue,
     LoadTile,
     MergeTile,
+    NonFiniteCorrection,
     Op,
     Positions,
     RankTile,
     ReduceTile,
-    RestOfProduct,
     Search,
     Start,
     Value,
@@ -97,9 +97,9 @@ class Expressions:
         self.combines: dict[str, str] = {}
         self.least = least_blocks(kernel, parameters)
         self._blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
-        self.positions = {axis: names.new(axis) for axis in self._blocks}
+        self.positions = {axis: names.fresh(axis) for axis in self._blocks}
         self.starts = {
-            axis: names.new(f"{axis}_start") if is_tile(block) else self.positions[axis]
+            axis: names.fresh(f"{axis}_start") if is_tile(block) else self.positions[axis]
             for axis, block in self._blocks.items()
         }
         self._uses = uses
@@ -166,7 +166,7 @@ class Expressions:
                 return Piece(call(self.use("finite_part"), self.full(self.read(source), source)), value.dims)
             case Dot():
                 return self._dot(op, value)
-            case RestOfProduct():
+            case NonFiniteCorrection():
                 return self._rest_of_product(op, value)
 
     def _converted(self, piece: Piece, dtype: str, wanted: str) -> Text:
@@ -420,7 +420,7 @@ class Expressions:
             arguments.append("out_dtype=tl.float64")
         return Piece(call("tl.dot", *arguments), value.dims)
 
-    def _rest_of_product(self, op: RestOfProduct, value: Value) -> Piece:
+    def _rest_of_product(self, op: NonFiniteCorrection, value: Value) -> Piece:
         self.use("is_finite")
         sides = [self.full(self.read(side), side).code for side in (op.left, op.right)]
         masks = [

@@ -254,7 +254,7 @@ class _Writer:
             case _:
                 return self._uses.is_inlined(value) and len(code) <= _INLINE_COLUMNS
 
-    def _for(self, loop: For, path: Path) -> None:
+    def _for(self, loop: For[Stmt], path: Path) -> None:
         for item in loop.carried:
             self._begin_carried(loop, path, item)
         axis = loop.axis
@@ -281,7 +281,7 @@ class _Writer:
             self._write("pass")
         self._indent -= 1
 
-    def _begin_carried(self, loop: For, path: Path, item: Carried) -> None:
+    def _begin_carried(self, loop: For[Stmt], path: Path, item: Carried) -> None:
         value = item.value
         if self._uses.continues(path, item):
             name = self._text.pieces[item.init.name].text.code
@@ -292,13 +292,13 @@ class _Writer:
         if self._uses.updates_in_place(loop, path, item):
             self._variables[item.next.name] = name
 
-    def _end_carried(self, loop: For) -> None:
+    def _end_carried(self, loop: For[Stmt]) -> None:
         carried = {item.value.name for item in loop.carried}
         moves = [item for item in loop.carried if item.next.name not in self._variables]
         for item in moves:
             piece = self._text.pieces[item.next.name]
             if item.next.name in carried and item.next != item.value:  # before it is overwritten itself
-                name = self._names.new(f"{item.value.name}_next")
+                name = self._names.fresh(f"{item.value.name}_next")
                 self._assign(name, piece.text)
                 self._text.pieces[item.next.name] = Piece(Text(name), piece.dims, piece.thin)
         for item in moves:

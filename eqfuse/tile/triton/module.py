@@ -104,7 +104,7 @@ class TritonModule(Template[KernelText]):
         names = Names((self._name, *self.RESERVED))
         facts, last = self.facts(), len(self._program.kernels) - 1
         return [
-            self.written(kernel, names.new(kernel.name), facts, waits=place > 0, leads=place < last)
+            self.written(kernel, names.fresh(kernel.name), facts, waits=place > 0, leads=place < last)
             for place, kernel in enumerate(self._program.kernels)
         ]
 

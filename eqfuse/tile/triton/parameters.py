@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eqfuse.loops.blocks import Block
+from eqfuse.names import Names as AnyNames
 from eqfuse.terms.nodes import Size, walk
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import (
@@ -29,7 +30,7 @@ from eqfuse.tile.nodes import (
     Store,
 )
 from eqfuse.tile.triton.functions import HELPERS, helper_name
-from eqfuse.tile.walk import nested
+from eqfuse.tile.walk import nested, ops_of
 
 SHORT = 64
 """A block that holds an axis of matrix products whole has at least so many positions, where lengths differ and no tile is
@@ -53,30 +54,22 @@ _TAKEN = frozenset(
 )
 
 
-class Names:
-    """Distinct identifiers: the wanted name, or that name with a number after it."""
+class Names(AnyNames):
+    """Identifiers of a module's text."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = {*_TAKEN, *taken}
-
-    def new(self, wanted: str) -> str:
-        name, number_ = wanted, 1
-        while name in self._taken:
-            number_ += 1
-            name = f"{wanted}_{number_}"
-        self._taken.add(name)
-        return name
+        super().__init__((*_TAKEN, *taken))
 
     def local(self, wanted: str) -> str:
         """A name for a value of the tile program, where numbers and dtypes (`x_2_f32`) only tell copies apart."""
-        return self.new(re.sub(r"_(\d+|f32|f64)(?=_|$)", "", wanted))
+        return self.fresh(re.sub(r"_(\d+|f32|f64)(?=_|$)", "", wanted))
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Names that are made inside are free again after it."""
-        taken = set(self._taken)
+        taken = set(self.taken)
         yield
-        self._taken = taken
+        self.taken = taken
 
 
 @dataclass(frozen=True)
@@ -177,8 +170,8 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
             case Let(_, LoadTile(tensor, _, _, _) | Search(tensor)) | Store(tensor, _, _, _):
                 if tensor not in found.pointers:
                     labels = tables.tensors[tensor].labels
-                    found.pointers[tensor] = names.new(f"{tensor}_ptr")
-                    found.strides[tensor] = tuple(names.new(f"{tensor}_stride_{label}") for label in labels)
+                    found.pointers[tensor] = names.fresh(f"{tensor}_ptr")
+                    found.strides[tensor] = tuple(names.fresh(f"{tensor}_stride_{label}") for label in labels)
                     if tables.tensors[tensor].last in tables.shards:
                         strides += found.strides[tensor][:-1]
             case Let(value, Argument(name) | LaunchValue(name, _) as op):
@@ -192,27 +185,27 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     for axis in extents:
         root = tables.root[axis]
         if root not in found.extents:
-            found.extents[root] = names.new(f"N_{root}")
+            found.extents[root] = names.fresh(f"N_{root}")
     last -= tables.shards
     found.any_size = (*strides, *(name for axis, name in found.extents.items() if axis not in last))
     found.lengths = {name: axis for name, axes in lengths.items() for axis in axes if axis in last}
     rows = {tables.root[b.axis] for b in kernel.blocks if b.kind == "grid" and is_tile(b)} - tables.shards
     found.divided = tuple(axis for axis in found.extents if axis in rows - last)
     for axis in dict.fromkeys((*found.divided, *found.lengths.values())):
-        found.aligned[axis] = names.new(f"ALIGNED_{axis.upper()}")
-    found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
+        found.aligned[axis] = names.fresh(f"ALIGNED_{axis.upper()}")
+    found.scalars = {name: (names.fresh(name), dtype) for name, dtype in scalars.items()}
     found.any_size += tuple(name for name, dtype in found.scalars.values() if dtype in INTEGERS)
     for block in filter(is_tile, kernel.blocks):
         upper = f"BLOCK_{block.axis.upper()}"
         taken = upper in found.blocks.values()
-        found.blocks[block.axis] = names.new(f"BLOCK_{block.axis}" if taken else upper)
+        found.blocks[block.axis] = names.fresh(f"BLOCK_{block.axis}" if taken else upper)
     whole = {block.axis for block in kernel.blocks if block.kind == "whole"}
     found.held = dict.fromkeys((whole & multiplied & tables.ragged) - _of_wide_tiles(kernel), SHORT)
     for axis in dict.fromkeys(bounds):
         if axis in whole and axis not in found.held:
-            found.even[axis] = names.new(found.blocks[axis].replace("BLOCK", "EVEN", 1))
+            found.even[axis] = names.fresh(found.blocks[axis].replace("BLOCK", "EVEN", 1))
     if any(isinstance(stmt, For) for stmt in kernel.body):
-        found.stages = names.new("STAGES")
+        found.stages = names.fresh("STAGES")
     return found
 
 
@@ -232,7 +225,7 @@ def least_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
 
 def largest_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
     """By parameter, the largest size of blocks whose first position is divided to stand for all of them."""
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    ops = ops_of(kernel.body)
     sizes = {block.axis: block.size for block in kernel.blocks if is_tile(block)}
     found = {}
     for op in ops.values():

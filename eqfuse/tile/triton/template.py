@@ -175,9 +175,9 @@ class Template(ABC, Generic[Text]):
 
     def launcher(self, kernels: Sequence[Text]) -> list[str]:
         local = Names((*self._axes, *self._source.scalars, *self.RESERVED))
-        known, size, blocks = local.new("known"), local.new("size"), local.new("blocks")
-        out, workspace, sizes = local.new("out"), local.new("workspace"), local.new("sizes")
-        config, device = local.new("config"), local.new("device")
+        known, size, blocks = local.fresh("known"), local.fresh("size"), local.fresh("blocks")
+        out, workspace, sizes = local.fresh("out"), local.fresh("workspace"), local.fresh("sizes")
+        config, device = local.fresh("config"), local.fresh("device")
         options = [f"{out}=None", f"{sizes}=None", f"{config}=None"]
         if self._temporaries:
             options.insert(1, f"{workspace}=None")
