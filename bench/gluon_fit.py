@@ -28,10 +28,10 @@ from bench.gluon_forms import blocks_of, kernel_of
 from bench.report import geometric_mean
 from eqfuse import compiler
 from eqfuse.devices import device_named
-from eqfuse.division import other_roles, pricing
 from eqfuse.extract.residuals import H200_ROLES, RolesResiduals
+from eqfuse.extract.warp_schedules import Price, Pricing
 from eqfuse.loops.plan import Roles
-from eqfuse.tile.roles.choice import Price, Pricing
+from eqfuse.specialize_warps import other_roles, pricing
 
 DEVICE = "h200"
 PRIOR = 0.5
@@ -58,7 +58,7 @@ class Timed:
     def _price(self) -> Price:
         assert self.roles is not None
         shared = self.roles.columns and not self.roles.led
-        return Price(self.pricing.tiles, self.pricing.outlook, self.roles.blocks, columns=shared)
+        return Price(self.pricing.facts, self.pricing.outlook, self.roles.blocks, columns=shared)
 
     def predicted(self, residuals: RolesResiduals) -> float:
         if self.roles is None:

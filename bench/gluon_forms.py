@@ -10,8 +10,8 @@ import eqfuse as eq
 from bench.gluon_cells import AnyRolesCell as Cell
 from eqfuse import compiler
 from eqfuse.compiled import Compiled
-from eqfuse.division import other_roles
 from eqfuse.loops.plan import Roles
+from eqfuse.specialize_warps import other_roles
 
 OTHERS = 3
 """Roles beside the chosen ones, which differ from each other in more than their slots."""

@@ -25,6 +25,7 @@ from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.partition import Partition
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.loops.check import NestError
 from eqfuse.loops.check import check as check_nest
 from eqfuse.loops.lower import lower as lower_plan
@@ -51,7 +52,6 @@ from eqfuse.tile.check import check as check_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.roles.check import check as check_roles
 from eqfuse.tile.roles.nodes import RolesProgram
-from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.verify.certificate import Counterexample
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.sampling import Inputs

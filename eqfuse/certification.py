@@ -176,7 +176,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
 
     def compared(
         program: Program, outputs: tuple[Output, ...], nest: Nest, joined: Joined | None = None
-    ) -> tuple[Certificate, list[TileProgram]]:
+    ) -> tuple[Certificate, tuple[str, ...]]:
         tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
         forms: list[RolesProgram] = []
         if subject.roles and nest == subject.nest:
@@ -202,9 +202,9 @@ def examined(subject: Certifying, device: Device) -> Certificate:
             beside=() if joined is None else (prepared,),
             limits=Limits(*subject.limits),
         )
-        return certificate, tiles
+        return certificate, passes_of((*tiles, *forms))
 
-    certificate, tiles = compared(program, subject.outputs, subject.nest, subject.joined)
+    certificate, passes = compared(program, subject.outputs, subject.nest, subject.joined)
     nearer = Nearer.of(program, subject.outputs, subject.nest)
     if nearer is not None and certificate.counterexample is None:
         near, _ = compared(nearer.program, nearer.outputs, nearer.nest)
@@ -214,7 +214,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         certificate,
         unverified=assumptions(exprs) + subject.trusted + lost,
         rules=subject.added,
-        passes=(*(f"joined axes ({subject.joined})" for _ in [0] if subject.joined), *passes_of(tiles)),
+        passes=(*(f"joined axes ({subject.joined})" for _ in [0] if subject.joined), *passes),
     )
 
 
@@ -263,7 +263,7 @@ def verified_roles(
     """The forms in roles that are verified: in blocks of each of `VERIFIED_ROLES`. Kernels without roles are in blocks as tile
     programs are; along the axes that are `single` they have one position per program instance. Raises Unsuited."""
     from eqfuse.extract.tile_sizes import tiny
-    from eqfuse.tile.roles.split import prepared
+    from eqfuse.tile.roles.passes import prepared
     from eqfuse.verify.stages import VERIFIED_BLOCKS, VERIFIED_ROLES
 
     found = []
@@ -280,14 +280,15 @@ def verified_roles(
 
 def _small_of(roles: Roles, kernel: Kernel, block: int) -> Roles:
     """A kernel's roles in small blocks."""
-    from eqfuse.tile.roles.choice import rows_of, small, walked_columns
+    from eqfuse.extract.warp_schedules import small
+    from eqfuse.tile.roles.facts import rows_of, walked_columns
 
     return small(roles, rows_of(kernel), block, walked_columns(kernel))
 
 
 def _roles_forms(nest: Nest, program: Program, subject: Certifying, device: Device) -> list[RolesProgram]:
     """Those of what is certified. Raises VerificationError where the kernel has none in small blocks."""
-    from eqfuse.tile.roles.unsuited import Unsuited
+    from eqfuse.extract.unsuited import Unsuited
 
     try:
         return verified_roles(nest, program, subject.dtypes, device, subject.roles, subject.single)

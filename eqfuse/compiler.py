@@ -20,7 +20,6 @@ from eqfuse import debug, limits, results
 from eqfuse.certification import Checks, certify
 from eqfuse.compiled import Asked, Candidates, Compiled
 from eqfuse.derived import Derived, Timings, rewritten
-from eqfuse.division import divided
 from eqfuse.errors import BindError, did_you_mean
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
@@ -31,6 +30,7 @@ from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.scope import current
+from eqfuse.specialize_warps import divided
 from eqfuse.terms.extents import with_computed
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST

@@ -26,10 +26,10 @@ from eqfuse.verify.certificate import Certificate
 
 if TYPE_CHECKING:  # loaded by those who ask: a start that finds what an earlier one has kept does not
     from eqfuse.extract.partition import AxisPass, Merges, Structure
+    from eqfuse.extract.unsuited import Unsuited
     from eqfuse.proof.derivation import Derivation
     from eqfuse.tile.nodes import TileProgram
     from eqfuse.tile.roles.nodes import RolesProgram
-    from eqfuse.tile.roles.unsuited import Unsuited
 
 AS_WRITTEN = "its passes were asked for as the program has them"
 """Why the groups of `prefer="multi_pass"` have no merge."""

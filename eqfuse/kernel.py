@@ -687,8 +687,8 @@ class Kernel:
     @_of_last_call
     def report(self) -> Report:
         """What explanations are made of."""
-        from eqfuse.division import account_of
         from eqfuse.explain.report import Report
+        from eqfuse.specialize_warps import account_of
 
         derived, compiled = self.derived, self.compiled
         len(compiled.candidates)

@@ -49,7 +49,7 @@ def in_roles(
 ) -> RolesProgram:
     """A nest, its kernels divided into roles; those without are in the blocks of `configs`. Raises Unsuited."""
     import eqfuse.tile.roles.printer  # noqa: F401  (so that programs have a listing)
-    from eqfuse.tile.roles.split import with_roles
+    from eqfuse.tile.roles.passes import with_roles
 
     chosen = [configs[n] if each is None else KernelConfig(each.blocks) for n, each in enumerate(roles)]
     tiles = lower_nest(nest, program, dtypes, chosen, device, least_dot)

@@ -21,9 +21,9 @@ import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.certification import Checks, certify
 from eqfuse.devices import device_named
-from eqfuse.division import other_roles
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import SCHEDULES
+from eqfuse.specialize_warps import other_roles
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.triton.launch import interpret

@@ -18,8 +18,8 @@ from bench.report import Options, Report
 from bench.runner import run
 from eqfuse import compiler
 from eqfuse.devices import device_named
-from eqfuse.division import other_roles, pricing
 from eqfuse.extract.residuals import H200_ROLES
+from eqfuse.specialize_warps import other_roles, pricing
 
 TINY = Cell("causal_prefill", 40, dim=16, dtype="f32")
 

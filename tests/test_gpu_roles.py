@@ -15,7 +15,7 @@ from bench.gpu import TOLERANCE
 from bench.workloads import WORKLOADS
 from eqfuse import compiler
 from eqfuse.devices import device_named
-from eqfuse.division import other_roles
+from eqfuse.specialize_warps import other_roles
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.triton.launch import TritonProgram
 

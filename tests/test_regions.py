@@ -15,7 +15,7 @@ from fake_gpu import binaries, gpu
 import eqfuse as eq
 import eqfuse.kernel
 from bench.ragged_report import CELLS as RAGGED
-from eqfuse import certification, compiler, division
+from eqfuse import certification, compiler, specialize_warps
 from eqfuse.arguments import Arguments
 from eqfuse.audit import audit
 from eqfuse.calls.regions import LEAPS, Regions
@@ -319,13 +319,13 @@ def test_an_integer_scalar_is_a_length_too(binaries: set[Any]) -> None:
 
 def test_programs_in_roles_are_made_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    in_roles = division.in_roles
+    in_roles = specialize_warps.in_roles
 
     def counted(nest: Any, program: Any, dtypes: Any, device: Any, roles: Any, configs: Any) -> Any:
         made.append((nest, tuple(roles)))
         return in_roles(nest, program, dtypes, device, roles, configs)
 
-    monkeypatch.setattr(division, "in_roles", counted)
+    monkeypatch.setattr(specialize_warps, "in_roles", counted)
     kernel = eq.compile(PREFILL, target="h200", verify=False)
     dtypes = dict(program_dtypes(kernel.program))
     for length in (2000, 4000, 8000, 16000):

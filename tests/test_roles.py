@@ -16,7 +16,7 @@ import torch
 import eqfuse as eq
 from bench.ahead import compile_ahead
 from bench.workloads import WORKLOADS
-from eqfuse import certification, compiler, division
+from eqfuse import certification, compiler, specialize_warps
 from eqfuse.arguments import Given
 from eqfuse.calls.specialization import Specialization
 from eqfuse.compiled import Compiled
@@ -24,6 +24,8 @@ from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import with_outputs
+from eqfuse.extract.unsuited import Unsuited
+from eqfuse.extract.warp_schedules import SLOTS, sized
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
@@ -33,13 +35,14 @@ from eqfuse.tile.gluon.aot import RolesReport, compile_for_hopper
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.gluon.module import emit
 from eqfuse.tile.nodes import Elementwise, For, If, Let, LoadTile, ReduceTile
+from eqfuse.tile.passes.early_masks import masked_first
+from eqfuse.tile.passes.pipeline import passes_of
+from eqfuse.tile.passes.row_terms import rows_last
 from eqfuse.tile.roles.check import check
-from eqfuse.tile.roles.choice import SLOTS, fits, held_by, needs, rows_of, sized
-from eqfuse.tile.roles.early_masks import masked_first
+from eqfuse.tile.roles.facts import rows_of
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import AnyNonFinite, LoadShared, MmaAsync, ReleaseSlot, RolesProgram, dealt
-from eqfuse.tile.roles.row_terms import rows_last
-from eqfuse.tile.roles.unsuited import Unsuited
+from eqfuse.tile.roles.resources import fits, held_by, needs
 from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.tile.walk import nested
 from eqfuse.tune import kept
@@ -123,6 +126,16 @@ def test_ranges_of_one_axis_share_a_pipeline_and_masks_are_behind_a_cut(
         assert len([stmt for stmt in loop.body if isinstance(stmt, If)]) == 1
 
 
+def test_every_pass_that_changes_a_kernel_in_roles_is_named(causal: tuple[Derived, Compiled]) -> None:
+    program = _divided(*causal, _roles(*causal))
+    rows = ("masks first", "scales behind maxima", "fused ranges", "roles", "cut loops", "launch constants")
+    assert program.passes[: len(causal[1].tile.passes)] == causal[1].tile.passes
+    assert passes_of((causal[1].tile, program)) == program.passes
+    assert [name for name in program.passes if name in rows] == [*rows]
+    plain = _divided(*causal, _roles(*causal, delayed=()))
+    assert not {"fused ranges", "cut loops"} & {*plain.passes}
+
+
 def test_loops_that_promise_nothing_of_what_is_masked_are_not_cut() -> None:
     derived = _derived(WORKLOADS["causal_prefill"].source, finite=False)
     compiled = _compiled(derived)
@@ -204,7 +217,7 @@ def test_few_rows_are_not_divided_among_warp_groups(rows: int, divided: bool) ->
     derived = _derived("y[i,n] = f16(sum[k](x[i,k] * w[n,k]))")
     sizes = {"i": rows, "n": 4096, "k": 4096}
     compiled = compiler.pipeline(derived, sizes, {"x": "f16", "w": "f16"}, device_named("h200"))
-    found = [made for _, made in division.other_roles(derived, compiled, sizes)]
+    found = [made for _, made in specialize_warps.other_roles(derived, compiled, sizes)]
     assert bool(found) is divided
     if not divided:
         assert "too few positions of i, the rows of products" in compiled.chosen.plan.code
@@ -221,7 +234,7 @@ def test_a_head_dim_that_is_no_power_of_two_has_roles(dim: int) -> None:
 
 @pytest.mark.slow
 def test_an_old_triton_gets_no_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(division, "installed", lambda _: "3.5.1")
+    monkeypatch.setattr(specialize_warps, "installed", lambda _: "3.5.1")
     compiled = _compiled(_derived(WORKLOADS["global_prefill"].source))
     assert compiled.chosen.plan.code == "Triton: Triton 3.5.1 is installed, roles need 3.6"
 
@@ -244,12 +257,12 @@ def test_explain_says_which_roles_what_each_pass_made_and_what_was_predicted(
     causal: tuple[Derived, Compiled],
 ) -> None:
     derived, compiled = causal
-    text = "\n".join(division.account_of(derived, compiled, compiled.extents))
+    text = "\n".join(specialize_warps.account_of(derived, compiled, compiled.extents))
     for part in (
         "producer: one warp, fills Q_tile (2 slots of f16[i, d], 2 parts), K_tiles (",
         "consumers: 2 warp groups, each 64 of 128 positions of i",
         "masks first: 1 selects fewer",
-        "joined ranges: 2 loops became 1",
+        "fused ranges: 2 loops became 1",
         "pipeline: 2 loops run products one block behind",
         "stores: O through memory of its own",
         "persistence: one thread block for each SM",
@@ -261,8 +274,8 @@ def test_explain_says_which_roles_what_each_pass_made_and_what_was_predicted(
     none = replace(
         compiled, roles=None, chosen=replace(compiled.chosen, plan=replace(compiled.chosen.plan, roles=None))
     )
-    assert len(division.account_of(derived, none, compiled.extents)) == 1
-    assert division.account_of(derived, replace(compiled, device=device_named("cpu")), {}) == ()
+    assert len(specialize_warps.account_of(derived, none, compiled.extents)) == 1
+    assert specialize_warps.account_of(derived, replace(compiled, device=device_named("cpu")), {}) == ()
 
 
 @pytest.mark.slow
@@ -377,7 +390,7 @@ def test_a_term_of_a_row_is_taken_from_the_maximum() -> None:
     ]
     assert tiles[1] < tiles[0]
     assert rows_last(after) == after
-    assert "terms of rows behind maxima: 1 maximum" in division.account_of(
+    assert "terms of rows behind maxima: 1 maximum" in specialize_warps.account_of(
         derived, compiled, compiled.extents
     )
     other = _derived(WORKLOADS["global_prefill"].source)

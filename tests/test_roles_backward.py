@@ -16,6 +16,8 @@ from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.differentiate.gradient import saving_gradient
+from eqfuse.extract.resources import CONSUMER_REGISTERS
+from eqfuse.extract.warp_schedules import sized
 from eqfuse.loops.plan import Roles
 from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
@@ -23,9 +25,10 @@ from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.module import emit
 from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile
-from eqfuse.tile.roles.choice import HELD, needs, rows_of, sized
+from eqfuse.tile.roles.facts import rows_of
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import AsyncCopy, LoadShared, MmaAsync, MmaWait, RolesProgram, Stmt
+from eqfuse.tile.roles.resources import needs
 from eqfuse.tile.walk import nested
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.sizes import small_extents
@@ -212,7 +215,7 @@ def test_what_the_gradient_holds_is_what_lives_at_once() -> None:
         _, _, roles = _roles("columns", step)
         (kernel,) = in_roles(nest, program, compiled.dtypes, H200, [roles]).kernels
         found.append(needs(kernel, compiled.extents, H200).registers)
-    assert found[0] <= HELD[2] < found[1]
+    assert found[0] <= CONSUMER_REGISTERS[2] < found[1]
 
 
 @pytest.mark.parametrize("name", ["columns, no mask", "rows, no mask"])

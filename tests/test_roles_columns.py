@@ -17,20 +17,22 @@ from eqfuse import certification, compiler
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
-from eqfuse.division import other_roles
+from eqfuse.extract.unsuited import Unsuited
+from eqfuse.extract.warp_schedules import sized
 from eqfuse.loops.plan import Roles
 from eqfuse.lowered import in_roles
+from eqfuse.specialize_warps import other_roles
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, ReduceTile, Value
 from eqfuse.tile.roles.check import check
-from eqfuse.tile.roles.choice import fits, rows_of, sized
+from eqfuse.tile.roles.facts import rows_of
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Columns, LoadShared, MmaAsync, MmaWait, RolesKernel, RolesProgram, Store
+from eqfuse.tile.roles.resources import fits
 from eqfuse.tile.roles.sharing import shared
-from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.triton.wrap import wrap
 from eqfuse.tile.walk import nested
 from eqfuse.verify.check import check_stages

@@ -13,7 +13,7 @@ import torch
 import eqfuse as eq
 from bench.mutants_roles import MUTANTS
 from bench.workloads import WORKLOADS
-from eqfuse import certification, compiler, division
+from eqfuse import certification, compiler, specialize_warps
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
@@ -25,12 +25,12 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.nodes import Align, Dot, For, If, Kernel, LoadTile
+from eqfuse.tile.passes.init_accumulator import init_accumulator
+from eqfuse.tile.passes.transpose_products import transpose_products
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Put, RolesKernel, RolesProgram
-from eqfuse.tile.roles.split import prepared
-from eqfuse.tile.roles.started import started
-from eqfuse.tile.roles.turned import turned
+from eqfuse.tile.roles.passes import prepared
 from eqfuse.tile.triton.aot import compile_for
 from eqfuse.tile.triton.launch import TritonProgram, load
 from eqfuse.tile.walk import nested
@@ -90,7 +90,7 @@ def test_each_kernel_of_a_plan_has_roles_or_says_why_not(means: tuple[Derived, C
     assert compiled.roles is not None
     assert isinstance(compiled.roles.kernels[0], RolesKernel) and compiled.roles.kernels[2] == last
     assert f"kernel {last.name}, grid" in str(compiled.roles)
-    account = division.account_of(derived, compiled, compiled.extents)
+    account = specialize_warps.account_of(derived, compiled, compiled.extents)
     assert account[0] == plan.code and f"{second.name}:" in account and f"{last.name}:" not in account
 
 
@@ -139,7 +139,7 @@ def test_a_launch_settles_what_sizes_and_signs_say(
     derived, compiled = _pipeline(WORKLOADS["global_prefill"].source, sizes, **halves)
     assert compiled.roles is not None
     (kernel,) = compiled.roles.divided
-    late, turns = (stmt.name for stmt in kernel.settled if not stmt.name.endswith("_of"))
+    late, turns = (stmt.name for stmt in kernel.launch_constants if not stmt.name.endswith("_of"))
     source = compiler.emit_gluon(derived, compiled, "settled")
     module, given = load(source), list[dict[str, object]]()
 
@@ -280,11 +280,11 @@ def test_all_kernels_of_a_gradient_in_chunks_have_roles_that_compute_it(
 
 def test_what_is_stored_transposed_is_computed_so(chunk: tuple[Derived, Compiled]) -> None:
     *_, last = chunk[1].tile.kernels
-    before, after = _product(last), _product(turned(last))
+    before, after = _product(last), _product(transpose_products(last))
     assert (before.left.dims[0], before.right.dims[1]) == ("d", "v")
     assert (after.left.dims[0], after.right.dims[1]) == ("v", "d")
-    assert turned(turned(last)) == turned(last)
-    assert turned(chunk[1].tile.kernels[0]) is chunk[1].tile.kernels[0]
+    assert transpose_products(transpose_products(last)) == transpose_products(last)
+    assert transpose_products(chunk[1].tile.kernels[0]) is chunk[1].tile.kernels[0]
     assert chunk[1].roles is not None
     kernel = chunk[1].roles.kernels[2]
     assert isinstance(kernel, RolesKernel) and kernel.rows == "v"
@@ -293,8 +293,8 @@ def test_what_is_stored_transposed_is_computed_so(chunk: tuple[Derived, Compiled
 
 def test_a_sum_starts_from_what_is_added_to_it(chunk: tuple[Derived, Compiled]) -> None:
     kernel = chunk[1].tile.kernels[1]
-    after = started(kernel)
-    assert after is not kernel and started(after) is after and prepared(after) == after
+    after = init_accumulator(kernel)
+    assert after is not kernel and init_accumulator(after) is after and prepared(after) == after
     first = next(stmt for stmt in after.body if isinstance(stmt, For))
     (loaded,) = [
         stmt.value
@@ -318,7 +318,7 @@ def test_a_sum_that_something_else_reads_starts_where_it_did() -> None:
     """
     _, compiled = _pipeline(source, {"i": 8192, "n": 8192, "p": 4096})
     for kernel in compiled.tile.kernels:
-        assert started(kernel) is kernel
+        assert init_accumulator(kernel) is kernel
 
 
 def _product(kernel: Kernel) -> Dot:
@@ -328,7 +328,7 @@ def _product(kernel: Kernel) -> Dot:
 def test_three_consumers_do_not_multiply_256_columns(chunk: tuple[Derived, Compiled]) -> None:
     """The instruction takes more registers than such a block's threads begin with."""
     derived, compiled = chunk
-    for _, made in islice(division.other_roles(derived, compiled, compiled.extents), 30):
+    for _, made in islice(specialize_warps.other_roles(derived, compiled, compiled.extents), 30):
         for roles in filter(None, made.chosen.plan.roles):
             assert roles.consumers == 2 or max(b.size or 0 for b in roles.blocks if b.kind == "grid") <= 192
 

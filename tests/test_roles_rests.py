@@ -18,6 +18,7 @@ from eqfuse import certification, compiler
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
+from eqfuse.extract.warp_schedules import sized
 from eqfuse.loops.plan import Roles
 from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
@@ -26,7 +27,7 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.module import emit
 from eqfuse.tile.nodes import For, If
-from eqfuse.tile.roles.choice import rows_of, sized
+from eqfuse.tile.roles.facts import rows_of
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import AnyNonFinite, RolesProgram
 from eqfuse.tile.walk import nested

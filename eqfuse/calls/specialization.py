@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from eqfuse import certification, compiler, division, results
+from eqfuse import certification, compiler, results, specialize_warps
 from eqfuse.arguments import Arguments, Given
 from eqfuse.calls.regions import Corner, Region, Regions, growing
 from eqfuse.calls.reuse import Reused
@@ -214,7 +214,7 @@ class Specializations:
         key = id(compiled), tuple(sorted(sizes.items()))
         if key not in self._roles:
             with uncollected():
-                found = division.divided_at(self.derived, compiled, sizes)
+                found = specialize_warps.divided_at(self.derived, compiled, sizes)
             known = (
                 c for _, c in self._roles.values() if c.chosen == found.chosen and c.shape == found.shape
             )

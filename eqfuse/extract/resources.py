@@ -29,6 +29,19 @@ through registers."""
 WARPGROUP = 4
 """Warps that multiply matrices together; such a group takes WARPGROUP_ROWS rows at a time."""
 
+PRODUCER_REGISTERS = 24
+"""Registers of a thread of the producer of a kernel in roles, which copies alone."""
+
+START_REGISTERS: Mapping[int, int] = {1: 255, 2: 168, 3: 128}
+"""By the number of consumers: registers of a thread when a block starts, so that all warps fit in an SM; as many as an instruction
+of a consumer may use."""
+
+CONSUMER_REGISTERS: Mapping[int, int] = {1: 240, 2: 240, 3: 160}
+"""By the number of consumers: registers of their threads, once the producer has given most of its own back."""
+
+LEADER_REGISTERS, LED_REGISTERS = 120, 184
+"""Registers of a thread of a consumer that computes for others, and of theirs: the first three of four warp groups have 488 of 512."""
+
 
 @dataclass(frozen=True)
 class Operand:

@@ -26,6 +26,7 @@ from eqfuse.tile.nodes import (
     FinitePart,
     FoldTile,
     For,
+    If,
     Irrational,
     Kernel,
     Lanes,
@@ -120,6 +121,8 @@ class _KernelCheck:
                     self._define(value)
                 case For():
                     self._for(stmt)
+                case If():
+                    self._if(stmt)
                 case Store():
                     self._store(stmt)
 
@@ -147,6 +150,19 @@ class _KernelCheck:
         for item in loop.carried:
             self._read(item.next)
         self._visible = {**outside, **{item.value.name: item.value for item in loop.carried}}
+
+    def _if(self, branch: If[Stmt]) -> None:
+        for value in (branch.condition, *(result.otherwise for result in branch.results)):
+            self._read(value)
+        condition = branch.condition
+        self._require((condition.dims, condition.dtype) == ((), "bool"), f"a branch by {_typed(condition)}")
+        outside = dict(self._visible)
+        self._body(branch.body)
+        for result in branch.results:
+            self._read(result.then)
+        self._visible = outside
+        for result in branch.results:
+            self._define(result.value)
 
     def _store(self, store: Store) -> None:
         self._read(store.value)

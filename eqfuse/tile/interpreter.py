@@ -43,6 +43,7 @@ from eqfuse.tile.nodes import (
     FinitePart,
     FoldTile,
     For,
+    If,
     Irrational,
     Kernel,
     Lanes,
@@ -257,6 +258,8 @@ class Instances:
                     self.values[value.name] = self._evaluate(value, op, active)
                 case For():
                     self._loop(stmt, active)
+                case If():
+                    self._if(stmt, active)
                 case Store():
                     self._store(stmt, active)
 
@@ -270,6 +273,13 @@ class Instances:
             self._body(loop.body, running)
             self._advance(loop, running, everywhere=bool(running.all()))
             position = position + step
+
+    def _if(self, branch: If[Stmt], active: npt.NDArray[np.bool_]) -> None:
+        taken = self.values[branch.condition.name]
+        self._body(branch.body, active)
+        for value, then, otherwise in ((r.value, r.then, r.otherwise) for r in branch.results):
+            mask = _tiled(taken, len(value.dims))
+            self.values[value.name] = self._chosen(mask, self.values[then.name], self.values[otherwise.name])
 
     def _advance(self, loop: For[Stmt], running: npt.NDArray[np.bool_], *, everywhere: bool) -> None:
         advanced = {}

@@ -3,7 +3,7 @@
     program ::= Program(kernels, buffers)
     kernel  ::= Kernel(name, blocks, grid, body)
     stmt    ::= Let(value, op) | For(...) | Store(tensor, index, value, mask)
-              | If(condition, body, results)       in roles alone, as PersistentLoop(carried, body)
+              | If(condition, body, results)       between passes of roles alone, and in roles, as PersistentLoop(carried, body)
     op      ::= Constant(number)                   a scalar
               | Irrational(name)                   a scalar that no finite field has: log2 e or ln 2
               | Argument(name)                     a run-time scalar
@@ -347,7 +347,7 @@ class Store:
     mask: Value | None
 
 
-Stmt: TypeAlias = "Let | For[Stmt] | Store"
+Stmt: TypeAlias = "Let | For[Stmt] | If[Stmt] | Store"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from eqfuse.listed import text_of
 from eqfuse.loops.blocks import Block
@@ -14,6 +15,7 @@ from eqfuse.tile.nodes import (
     Argument,
     BlockSize,
     Bound,
+    Carried,
     Cast,
     Constant,
     Dot,
@@ -23,6 +25,7 @@ from eqfuse.tile.nodes import (
     FinitePart,
     FoldTile,
     For,
+    If,
     Irrational,
     Kernel,
     Lanes,
@@ -37,7 +40,6 @@ from eqfuse.tile.nodes import (
     ReduceTile,
     Search,
     Start,
-    Stmt,
     Store,
     TileProgram,
     Value,
@@ -60,6 +62,8 @@ def show(program: TileProgram) -> str:
 class KernelPrinter:
     """A kernel as lines of text."""
 
+    _shows_masks = True
+
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._constants: dict[str, str] = {}
@@ -71,27 +75,37 @@ class KernelPrinter:
             yield f"    {show_block(block)}"
         yield from self._body(self._kernel.body, "    ")
 
-    def _body(self, body: Iterable[Stmt], indent: str) -> Iterator[str]:
+    def _body(self, body: Iterable[Any], indent: str) -> Iterator[str]:
         for stmt in body:
             match stmt:
                 case Let(value, Constant() | Irrational() as op):
                     self._constants[value.name] = constant(op)
                 case Let(value, op):
                     yield f"{indent}{typed(value)} = {show_op(value, op, self._name)}"
-                case For():
-                    yield from self._for(stmt, indent)
+                case For(axis, start, stop, carried, inner, masked):
+                    kind = " masked" if masked and self._shows_masks else ""
+                    yield f"{indent}for {axis} in {self._name(start)}..{self._name(stop)}{kind}:"
+                    yield from self._carrying(carried, inner, indent + "    ")
+                case If(condition, inner, results):
+                    yield f"{indent}when {self._name(condition)}:"
+                    yield from self._body(inner, indent + "    ")
+                    for result in results:
+                        taken, else_ = self._name(result.then), self._name(result.otherwise)
+                        yield f"{indent}    gives {typed(result.value)} = {taken}, else {else_}"
                 case Store(tensor, index, value, mask):
-                    yield f"{indent}store {tensor}[{self._list(index)}] = {self._name(value)}{self._where(mask)}"
+                    where = "" if mask is None else f" where {self._name(mask)}"
+                    yield f"{indent}store {tensor}[{self._list(index)}] = {self._name(value)}{where}"
+                case _:
+                    yield from self._other(stmt, indent)
 
-    def _for(self, loop: For[Stmt], indent: str) -> Iterator[str]:
-        kind = " masked" if loop.masked else ""
-        yield f"{indent}for {loop.axis} in {self._name(loop.start)}..{self._name(loop.stop)}{kind}:"
-        for item in loop.carried:
-            yield f"{indent}    carry {typed(item.value)} = {self._name(item.init)}, then {self._name(item.next)}"
-        yield from self._body(loop.body, indent + "    ")
+    def _carrying(self, carried: Iterable[Carried], body: Iterable[Any], indent: str) -> Iterator[str]:
+        for item in carried:
+            yield f"{indent}carry {typed(item.value)} = {self._name(item.init)}, then {self._name(item.next)}"
+        yield from self._body(body, indent)
 
-    def _where(self, mask: Value | None) -> str:
-        return "" if mask is None else f" where {self._name(mask)}"
+    def _other(self, stmt: object, indent: str) -> Iterator[str]:
+        """A statement of a dialect, as text."""
+        raise TypeError(stmt)
 
     def _list(self, values: Iterable[Value]) -> str:
         return ", ".join(map(self._name, values))

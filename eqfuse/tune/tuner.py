@@ -14,16 +14,16 @@ from eqfuse.cache.entries import Key
 from eqfuse.cache.files import Unfit
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
-from eqfuse.division import other_roles
 from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import Candidate, with_outputs
 from eqfuse.extract.neighbours import neighbours, of_other_schedules
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.loops.plan import Plan
 from eqfuse.lowered import in_roles, lower_nest
 from eqfuse.progress import progress
+from eqfuse.specialize_warps import other_roles
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tune import kept
 from eqfuse.tune.search import Budget, Refused, Search, Trial, timed
 from eqfuse.tune.timing import called, replayed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from eqfuse.extract.resources import CONSUMER_REGISTERS, LEADER_REGISTERS, LED_REGISTERS, PRODUCER_REGISTERS
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.functions import OPERATORS
@@ -70,16 +71,6 @@ from eqfuse.tile.walk import nested, operands, ops_of
 WARPS = 4
 """Warps of a consumer: a warp group, which multiplies matrices together."""
 
-PRODUCER_REGISTERS = 24
-"""Registers of a thread of the producer, which copies alone."""
-
-REGISTERS: Mapping[int, tuple[int, int]] = {1: (255, 240), 2: (168, 240), 3: (128, 160)}
-"""By the number of consumers: registers of a thread when a block starts, so that all warps fit in an SM, and of a consumer's
-threads once the producer has given most of its own back."""
-
-LEADING, LED = 120, 184
-"""Registers of a thread of a consumer that computes for others, and of theirs: the first three of four warp groups have 488 of 512."""
-
 SUMMED_BYTES = 32
 """Bytes of a row of an operand that one matrix instruction multiplies."""
 
@@ -108,13 +99,13 @@ class Parameters:
     extents: dict[str, str] = field(default_factory=dict)  # by root axis
     scalars: dict[str, tuple[str, str]] = field(default_factory=dict)  # name and dtype
     blocks: dict[str, str] = field(default_factory=dict)
-    settled: dict[str, str] = field(default_factory=dict)  # by condition: those of integers
+    known: dict[str, str] = field(default_factory=dict)  # by condition: those of integers
     signs: dict[str, str] = field(default_factory=dict)  # by condition: those of numbers
 
     @property
     def constants(self) -> list[str]:
         """What a binary has one value of."""
-        return [*dict.fromkeys((*self.blocks.values(), *self.settled.values(), *self.signs.values()))]
+        return [*dict.fromkeys((*self.blocks.values(), *self.known.values(), *self.signs.values()))]
 
     def given(self) -> list[str]:
         """What a role is given of them."""
@@ -138,7 +129,7 @@ class KernelText:
     helpers: frozenset[str]
     at_launch: Mapping[str, Expr]
     at_call: Callable[[str, Callable[[str], str], Callable[[str], str]], str]
-    """The text of a settled condition in a launcher, given the texts of a size and of the length of a block."""
+    """The text of a condition that it knows in a launcher, given the texts of a size and of the length of a block."""
 
 
 def write_kernel(kernel: RolesKernel, name: str, tables: Tables) -> KernelText:
@@ -209,16 +200,16 @@ class _Writer:
                 found.descriptors[each.name] = Descriptor(name, each.tensor, axes, each.tile.dtype)
         for block in filter(_is_tile, kernel.blocks):
             found.blocks[block.axis] = names.fresh(f"BLOCK_{block.axis.upper()}")
-        for value in kernel.settled:
+        for value in kernel.launch_constants:
             op = self.ops[value.name]
             assert isinstance(op, Elementwise)
-            kind = found.settled if op.args[0].dtype in INTEGERS else found.signs
+            kind = found.known if op.args[0].dtype in INTEGERS else found.signs
             same = next((name for known, name in kind.items() if self.ops[known] == op), None)
             kind[value.name] = same or names.fresh(value.name.upper())
         return found
 
     def at_call(self, condition: str, extent: Callable[[str], str], block: Callable[[str], str]) -> str:
-        """The text of a settled condition in a launcher, given the texts of a size and of the length of a block."""
+        """The text of a condition that it knows in a launcher, given the texts of a size and of the length of a block."""
 
         def text(value: Value) -> str:
             match self.ops[value.name]:
@@ -333,10 +324,9 @@ class _Writer:
         functions = [*roles, f"{self.name}_producer"]
         calls = ", ".join(f"({function}, ({passed}))" for function in functions)
         warps = ", ".join([*(str(WARPS) for _ in roles[1:]), "1"])
-        _, registers = REGISTERS[kernel.consumers]
-        counts = [registers for _ in roles]
+        counts = [CONSUMER_REGISTERS[kernel.consumers] for _ in roles]
         if kernel.led:
-            counts = [*(LED for _ in roles[1:]), LEADING]
+            counts = [*(LED_REGISTERS for _ in roles[1:]), LEADER_REGISTERS]
         held = ", ".join(map(str, [*counts[1:], PRODUCER_REGISTERS]))
         lines.append(f"gl.warp_specialize([{calls}], [{warps}], [{held}])")
         constants = [f"{block}: gl.constexpr" for block in blocks]
@@ -590,7 +580,7 @@ class _RoleText:
 
     def _let(self, let: Let, body: Iterable[Stmt]) -> None:
         parameters = self.writer.parameters
-        known = {**parameters.settled, **parameters.signs}.get(let.value.name)
+        known = {**parameters.known, **parameters.signs}.get(let.value.name)
         if known is not None:
             self.expressions.pieces[let.value.name] = Piece(Text(known))
             return

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from eqfuse.extract.resources import START_REGISTERS
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.functions import OWN
-from eqfuse.tile.gluon.kernel import REGISTERS, SUMMED_BYTES, Descriptor, KernelText, write_kernel
+from eqfuse.tile.gluon.kernel import SUMMED_BYTES, Descriptor, KernelText, write_kernel
 from eqfuse.tile.gluon.runtime import NAMES, RUNTIME
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.roles.nodes import RolesKernel, RolesProgram
@@ -177,13 +178,13 @@ class _Module(Template[AnyText]):
         )
         lines += ["", *self._kinds(kernels)]
         lines += ["", "# Registers of a thread when a block starts, before roles share them out."]
-        lines.append(table("REGISTERS", {k.name: str(REGISTERS[k.kernel.consumers][0]) for k in divided}))
+        lines.append(table("REGISTERS", {k.name: str(START_REGISTERS[k.kernel.consumers]) for k in divided}))
         lines += [
             "",
             "# Conditions that a launch knows: of sizes, and of numbers. Each value of one is a binary.",
         ]
         lines += nested_tuples(
-            "SETTLED", {k.name: dict.fromkeys(k.parameters.settled.values()) for k in divided}
+            "SETTLED", {k.name: dict.fromkeys(k.parameters.known.values()) for k in divided}
         )
         lines += nested_tuples("SIGNS", {k.name: dict.fromkeys(k.parameters.signs.values()) for k in divided})
         lines += ["", "# Dtype and sizes of the tiles that descriptors are of."]
@@ -251,7 +252,7 @@ class _Module(Template[AnyText]):
 
         constants = {name: f'{blocks}["{name}"]' for name in parameters.blocks.values()}
         constants |= {
-            name: kernel.at_call(condition, extent, length) for condition, name in parameters.settled.items()
+            name: kernel.at_call(condition, extent, length) for condition, name in parameters.known.items()
         }
         made = ", ".join(f'"{name}": {text}' for name, text in constants.items())
         if kernel.kernel.persistent:

@@ -24,11 +24,12 @@ class Draft:
     by its name."""
 
     kernel: Kernel
+    fresh: Fresh | None = None
     first: list[Let] = field(default_factory=list)
     after: dict[str, list[Let]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._fresh = Fresh(value.name for value in defined(self.kernel.body))
+        self._fresh = self.fresh or Fresh(value.name for value in defined(self.kernel.body))
 
     def new(self, wanted: str, dims: tuple[str, ...], dtype: str) -> Value:
         """A value of a name that the kernel has not: the wanted one, or that with a number after it."""

@@ -328,7 +328,7 @@ class _Flow:
     readers: dict[str, list[str | None]] = field(default_factory=dict)  # None: not scaled, whoever it is
     exponents: list[Value] = field(default_factory=list)
 
-    def add(self, stmt: Let | For[Stmt] | Store) -> None:
+    def add(self, stmt: Stmt) -> None:
         match stmt:
             case Let(value, op):
                 self.values[value.name] = value

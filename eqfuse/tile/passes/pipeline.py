@@ -9,18 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from eqfuse.records import dataclass
 from eqfuse.tile.check import check
-from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.passes.division import plain_divisions
+from eqfuse.tile.passes.draft import in_kernels
+from eqfuse.tile.passes.early_masks import masked_first
 from eqfuse.tile.passes.exp2 import base_2
 from eqfuse.tile.passes.grid_order import longest_first
+from eqfuse.tile.passes.init_accumulator import init_accumulator
 from eqfuse.tile.passes.launch_values import computed_at_launch
 from eqfuse.tile.passes.masked_products import without_masks
 from eqfuse.tile.passes.positions import split_positions
 from eqfuse.tile.passes.precision import matrix_precision
 from eqfuse.tile.passes.reciprocals import by_reciprocals
+from eqfuse.tile.passes.row_terms import rows_last
+from eqfuse.tile.passes.scaled_maxima import scaled_last
+from eqfuse.tile.passes.transpose_products import transpose_products
+
+
+class Passed(Protocol):
+    """A program that has gone through passes."""
+
+    @property
+    def passes(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,10 @@ def _base_2(*, everywhere: bool, why: str) -> Pass:
         "log2 e is a formal constant: multiplied by and divided by in the right places, or seen",
         "exp2.error: the product with log2 e is rounded",
     )
+
+
+def _each(change: Callable[[Kernel], Kernel]) -> Callable[[TileProgram], TileProgram]:
+    return partial(in_kernels, change=change)
 
 
 GPU_PASSES: tuple[Pass, ...] = (
@@ -115,6 +133,48 @@ CPU_PASSES: tuple[Pass, ...] = (
 )
 
 
+PRICED_PASSES: tuple[Pass, ...] = (
+    Pass(
+        "transposed products",
+        _each(transpose_products),
+        "a product's tile has its rows where memory has those of the output",
+        _EXACT,
+    ),
+    Pass(
+        "initial accumulators",
+        _each(init_accumulator),
+        "what is added to a sum of products is where the sum starts, and takes no registers beside it",
+        _EXACT,
+        "the same sum in another order",
+    ),
+)
+"""Passes of kernels in roles whose roles are priced after them."""
+
+ROLES_PASSES: tuple[Pass, ...] = (
+    *PRICED_PASSES,
+    Pass(
+        "masks first",
+        _each(masked_first),
+        "one select of each element instead of two",
+        "exponentials of what is masked are 0",
+    ),
+    Pass(
+        "terms of rows behind maxima",
+        _each(rows_last),
+        "what all elements of a row have in common is taken from the maximum, not from each of them",
+        _EXACT,
+        "the same differences in another order",
+    ),
+    Pass(
+        "scales behind maxima",
+        _each(scaled_last),
+        "a product and a difference of each element are one instruction",
+        _EXACT,
+    ),
+)
+"""Those of kernels in roles, before these are divided (`tile/roles/passes.py`)."""
+
+
 def passes_for(kind: str) -> tuple[Pass, ...]:
     """The passes of a kind of device, "gpu" or "cpu"."""
     return CPU_PASSES if kind == "cpu" else GPU_PASSES
@@ -133,8 +193,9 @@ def run_passes(
     return program
 
 
-def passes_of(programs: Iterable[TileProgram]) -> tuple[str, ...]:
-    """Names of the passes that changed one of the programs, in the order in which they run."""
-    found = {name for program in programs for name in program.passes}
-    names = dict.fromkeys(each.name for each in (*GPU_PASSES, *CPU_PASSES))
-    return tuple(name for name in names if name in found)
+def passes_of(programs: Iterable[Passed]) -> tuple[str, ...]:
+    """Names of the passes that changed one of the programs, in the order in which they run: those of kernels that are divided
+    into roles last."""
+    found = list(dict.fromkeys(name for program in programs for name in program.passes))
+    tables = (*GPU_PASSES, *CPU_PASSES, *ROLES_PASSES)
+    return tuple(dict.fromkeys((*(each.name for each in tables if each.name in found), *found)))

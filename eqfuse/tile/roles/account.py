@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from eqfuse.extract.devices import Device
-from eqfuse.tile.nodes import Elementwise, For, If, Kernel, Let, PersistentLoop, ReduceTile
+from eqfuse.extract.resources import LEADER_REGISTERS
+from eqfuse.tile.nodes import Elementwise, For, If, Kernel, Let, PersistentLoop, ReduceTile, TileProgram
+from eqfuse.tile.passes.pipeline import ROLES_PASSES
 from eqfuse.tile.printer import typed
-from eqfuse.tile.roles.choice import LEADING_HELD, Undone, held_by, needs
-from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.nodes import (
     AsyncCopy,
     MmaAsync,
@@ -21,8 +21,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
 )
 from eqfuse.tile.roles.printer import line_of
-from eqfuse.tile.roles.row_terms import rows_last
-from eqfuse.tile.roles.scaled_maxima import scaled_last
+from eqfuse.tile.roles.resources import held_by, needs
 from eqfuse.tile.walk import nested
 from eqfuse.units import duration
 
@@ -33,10 +32,10 @@ def account(
     device: Device,
     extents: Mapping[str, int],
     predicted: tuple[float, float] | None,
-    undone: Sequence[Undone],
+    undone: Mapping[str, float | None],
 ) -> Iterator[str]:
     """The roles of a kernel, what each pass made of its tile program, the steady state of its pipeline, and what
-    it was `predicted` to take in roles and without, with each decision taken back."""
+    it was `predicted` to take in roles and without, with each decision taken back: None where no SM holds that."""
     yield from _roles(kernel, device, extents)
     yield ""
     yield from _passes(tiles, kernel)
@@ -65,22 +64,22 @@ def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> I
     yield (
         f"an SM: {found.shared / 1024:.0f} of {device.shared / 1024:.0f} KB of shared memory; "
         f"about {found.registers} of {held_by(kernel)} registers of a consumer's thread"
-        + (f", {found.leading} of {LEADING_HELD} of the leader's" if kernel.led else "")
+        + (f", {found.leading} of {LEADER_REGISTERS} of the leader's" if kernel.led else "")
     )
 
 
 def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
     """What each pass has changed, in their order."""
-    early = masked_first(tiles)
-    selects = _selects(tiles) - _selects(early)
-    yield f"masks first: {f'{selects} selects fewer' if selects else 'nothing to do'}"
-    moved = rows_last(early)
-    yield f"terms of rows behind maxima: {_count('maximum', 'maxima', _changed(early, moved))}"
-    scaled = scaled_last(moved)
-    yield f"scales behind maxima: {_count('maximum', 'maxima', _changed(moved, scaled))}"
+    program = TileProgram((tiles,), ())
+    for each in ROLES_PASSES:
+        changed = each.run(program)
+        if changed is not program:
+            yield f"{each.name}: {_done(program.kernels[0], changed.kernels[0])}"
+        program = changed
     before = sum(isinstance(stmt, For) for stmt in tiles.body)
     after = sum(isinstance(stmt, For) for stmt in nested(kernel.roles[0].body))
-    yield f"joined ranges: {f'{before} loops became {after}' if after < before else 'nothing to do'}"
+    if after < before:
+        yield f"fused ranges: {before} loops became {after}"
     fills = sum(isinstance(stmt, AsyncCopy) for stmt in nested(kernel.roles[0].body))
     yield f"producer split: {_count('copy', 'copies', fills)} to {_count('ring', 'rings', sum(bool(ring.tensor) for ring in kernel.rings))}"
     if kernel.columns is not None:
@@ -98,6 +97,14 @@ def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
         through = f"{staging.over}, which nobody reads any more" if staging.over else "memory of its own"
         yield f"stores: {staging.tensor} through {through}"
     yield f"persistence: {'one thread block for each SM' if kernel.persistent else 'none'}"
+
+
+def _done(before: Kernel, after: Kernel) -> str:
+    """What a pass has changed."""
+    selects, maxima = _selects(before) - _selects(after), _changed(before, after)
+    if selects > 0:
+        return f"{selects} selects fewer"
+    return _count("maximum", "maxima", maxima) if maxima else "done"
 
 
 def _is_behind(loop: For[Stmt]) -> bool:
@@ -160,14 +167,14 @@ def _size(stmt: Stmt) -> int:
     return sum(isinstance(each, Let) and bool(each.value.dims) for each in inner)
 
 
-def _predicted(predicted: tuple[float, float], undone: Sequence[Undone]) -> Iterator[str]:
+def _predicted(predicted: tuple[float, float], undone: Mapping[str, float | None]) -> Iterator[str]:
     mine, without = predicted
     yield f"predicted: {duration(mine)} in these roles, {duration(without)} without"
-    for each in undone:
-        if each.seconds is None:
-            yield f"  {each.what}: no SM holds it"
+    for what, seconds in undone.items():
+        if seconds is None:
+            yield f"  {what}: no SM holds it"
         else:
-            yield f"  {each.what}: {duration(each.seconds)} ({each.seconds / mine - 1:+.0%})"
+            yield f"  {what}: {duration(seconds)} ({seconds / mine - 1:+.0%})"
 
 
 def _count(one: str, many: str, number: int) -> str:

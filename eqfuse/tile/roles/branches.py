@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eqfuse.tile.nodes import Elementwise, For, If, Let, Result
-from eqfuse.tile.roles.nodes import Stmt
+from eqfuse.tile.nodes import Elementwise, For, If, Let, Result, Stmt
 from eqfuse.tile.walk import uses_of
 
 

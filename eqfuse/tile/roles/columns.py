@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.tile.names import Fresh
-from eqfuse.tile.nodes import Constant, Elementwise, For, Let, LoadTile, Op, Value
+from eqfuse.tile.nodes import Constant, Elementwise, For, Let, LoadTile, Op, Stmt, Value
 from eqfuse.tile.roles.loads import Tensors, copied, ends_early
-from eqfuse.tile.roles.nodes import Stmt
-from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.walk import ops_of
 
 

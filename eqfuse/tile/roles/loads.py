@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.tile.nodes import (
     Align,
     Bound,
@@ -17,7 +18,6 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.roles.nodes import Along, Index
-from eqfuse.tile.roles.unsuited import Unsuited
 
 MOST_DIMS = 5
 """Dims of a tensor that the copy engine addresses at most."""

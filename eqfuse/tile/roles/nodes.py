@@ -245,7 +245,7 @@ class Role:
 @dataclass(frozen=True)
 class RolesKernel:
     """`blocks` are those of whole thread blocks, that of `rows` a multiple of `consumers` unless these share `columns`. Of a
-    `persistent` kernel every role is a `PersistentLoop`, and the grid says what the items are. `settled` are conditions that a
+    `persistent` kernel every role is a `PersistentLoop`, and the grid says what the items are. `launch_constants` are conditions that a
     launch knows, of which a binary has one value."""
 
     name: str
@@ -258,7 +258,7 @@ class RolesKernel:
     staging: tuple[Staging, ...]
     roles: tuple[Role, ...]
     persistent: bool = False
-    settled: tuple[Value, ...] = ()
+    launch_constants: tuple[Value, ...] = ()
     columns: Columns | None = None
 
     @property
@@ -292,12 +292,13 @@ class RolesKernel:
 
 @dataclass(frozen=True, repr=False)
 class RolesProgram(Listed):
-    """`domains` and `shards` are those of the tile program."""
+    """`domains` and `shards` are those of the tile program; `passes` are the names of those that changed one or the other."""
 
     kernels: tuple[RolesKernel | Kernel, ...]
     buffers: tuple[Buffer, ...]
     domains: tuple[tuple[str, str], ...] = ()
     shards: tuple[tuple[str, str], ...] = ()
+    passes: tuple[str, ...] = ()
 
     @property
     def divided(self) -> tuple[RolesKernel, ...]:

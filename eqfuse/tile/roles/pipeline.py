@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
@@ -51,7 +52,6 @@ from eqfuse.tile.roles.nodes import (
     Wait,
     ZeroNonFinite,
 )
-from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.walk import defined_by, nested, operands, renamed
 
 Turns = Mapping[str, Value]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from eqfuse.listed import text_of
-from eqfuse.tile.nodes import Carried, Constant, For, If, Irrational, Let, PersistentLoop, Store, Value
+from eqfuse.tile.nodes import PersistentLoop, Value
 from eqfuse.tile.printer import KernelPrinter as TilePrinter
-from eqfuse.tile.printer import constant, show_block, show_buffer, show_op, typed
+from eqfuse.tile.printer import show_block, show_buffer, typed
 from eqfuse.tile.roles.nodes import (
     Along,
     AnyNonFinite,
@@ -47,13 +47,15 @@ def line_of(kernel: RolesKernel, stmt: Stmt) -> str:
     return _Printer(kernel).line(stmt)
 
 
-class _Printer:
+class _Printer(TilePrinter):
+    _shows_masks = False
+
     def __init__(self, kernel: RolesKernel) -> None:
-        self._kernel = kernel
+        self._divided = kernel
         self._constants: dict[str, str] = {}
 
     def lines(self) -> Iterator[str]:
-        kernel = self._kernel
+        kernel = self._divided
         axes = (f"{axis} backwards" if axis in kernel.backwards else axis for axis in kernel.grid)
         walked = ", one thread block for each SM" if kernel.persistent else ""
         yield f"kernel {kernel.name}, grid ({', '.join(axes)}){walked}:"
@@ -68,47 +70,26 @@ class _Printer:
         for staging in kernel.staging:
             over = f", in {staging.over}" if staging.over else ""
             yield f"    staging {typed(staging.tile)} of {staging.tensor}{over}"
-        if kernel.settled:
-            yield f"    known at launch: {', '.join(value.name for value in kernel.settled)}"
+        if kernel.launch_constants:
+            yield f"    known at launch: {', '.join(value.name for value in kernel.launch_constants)}"
         for roles in _alike(kernel.roles):
             parts = ", ".join(str(role.part) for role in roles if role.part is not None)
             yield f"  {roles[0].name}{f' {parts}' if parts else ''}:"
             yield from self._body(roles[0].body, "    ")
 
-    def _body(self, body: Iterable[Stmt], indent: str) -> Iterator[str]:
-        for stmt in body:
-            match stmt:
-                case Let(value, Constant() | Irrational() as op):
-                    self._constants[value.name] = constant(op)
-                case For(axis, start, stop, carried, inner):
-                    yield f"{indent}for {axis} in {self._name(start)}..{self._name(stop)}:"
-                    yield from self._carrying(carried, inner, indent + "    ")
-                case PersistentLoop(carried, inner):
-                    yield f"{indent}for every item of this thread block:"
-                    yield from self._carrying(carried, inner, indent + "    ")
-                case If(condition, inner, results):
-                    yield f"{indent}when {self._name(condition)}:"
-                    yield from self._body(inner, indent + "    ")
-                    for result in results:
-                        taken, else_ = self._name(result.then), self._name(result.otherwise)
-                        yield f"{indent}    gives {typed(result.value)} = {taken}, else {else_}"
-                case _:
-                    yield indent + self.line(stmt)
+    def _other(self, stmt: object, indent: str) -> Iterator[str]:
+        if isinstance(stmt, PersistentLoop):
+            yield f"{indent}for every item of this thread block:"
+            yield from self._carrying(stmt.carried, stmt.body, indent + "    ")
+        else:
+            yield indent + self.line(stmt)
 
-    def _carrying(self, carried: Iterable[Carried], body: Iterable[Stmt], indent: str) -> Iterator[str]:
-        for item in carried:
-            init, following = self._name(item.init), self._name(item.next)
-            yield f"{indent}carry {typed(item.value)} = {init}, then {following}"
-        yield from self._body(body, indent)
-
-    def line(self, stmt: Stmt) -> str:
+    def line(self, stmt: object) -> str:
         match stmt:
-            case Let(value, op):
-                return f"{typed(value)} = {show_op(value, op, self._name)}"
             case At(axis, start):
                 return f"at {axis} = {self._name(start)}"
             case AsyncCopy(ring, turn, index):
-                tensor = self._kernel.ring(ring).tensor
+                tensor = self._divided.ring(ring).tensor
                 return f"fill {ring}[{self._name(turn)}] from {tensor}[{self._index(index)}]"
             case Wait(ring, end, turn, before):
                 return f"wait {ring}[{self._name(turn)}] {end}{' before' if before else ''}"
@@ -135,10 +116,7 @@ class _Printer:
                 return f"{typed(value)} = column {self._name(place)} of {self._name(tile)}"
             case Put(staging, tensor, index, value):
                 return f"put {tensor}[{self._index(index)}] = {self._name(value)} by {staging}"
-            case Store(tensor, index, value, mask):
-                where = "" if mask is None else f" where {self._name(mask)}"
-                return f"store {tensor}[{', '.join(map(self._name, index))}] = {self._name(value)}{where}"
-            case For() | PersistentLoop() | If():
+            case _:
                 raise TypeError(stmt)
 
     def _operand(self, side: Value | View) -> str:
@@ -154,9 +132,6 @@ class _Printer:
             return self._name(place)
         offset = "" if place.offset is None else f" + {self._name(place.offset)}"
         return f"block of {place.axis}{offset}"
-
-    def _name(self, value: Value) -> str:
-        return self._constants.get(value.name, value.name)
 
 
 def _alike(roles: Iterable[Role]) -> list[list[Role]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
     Align,
@@ -53,15 +54,14 @@ from eqfuse.tile.roles.nodes import (
     Wait,
     ZeroNonFinite,
 )
-from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.walk import ops_of, pruned, uses_of
 
 
-def rests_first(kernel: Kernel, tensors: Tensors) -> Kernel:
+def rests_first(kernel: Kernel, tensors: Tensors, fresh: Fresh) -> Kernel:
     """The kernel with what masked products leave out added before them, to what they are added to. Raises Unsuited."""
     ops, uses = ops_of(kernel.body), uses_of(kernel.body)
     rests = {op.total.name: op for op in ops.values() if isinstance(op, NonFiniteCorrection)}
-    draft = Draft(kernel)
+    draft = Draft(kernel, fresh)
 
     def product(value: Value, dot: Dot, rest: NonFiniteCorrection | None) -> list[Let]:
         """A product, and what is added before it; nothing where no mask is needed."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
     Align,
@@ -40,7 +41,6 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.roles.nodes import Columns, Put, Ring, Stmt, StoreShared
-from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.walk import defined_by, mapped, nested, operands, pruned
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import Roles
 from eqfuse.terms.dtypes import BYTES
@@ -30,15 +31,9 @@ from eqfuse.tile.nodes import (
     ReduceTile,
     Search,
     Store,
-    TileProgram,
     Value,
 )
-from eqfuse.tile.roles.branches import branched
-from eqfuse.tile.roles.check import check
-from eqfuse.tile.roles.columns import copies, masked_behind
-from eqfuse.tile.roles.cut import cut
-from eqfuse.tile.roles.early_masks import masked_first
-from eqfuse.tile.roles.joined import joined
+from eqfuse.tile.roles.columns import copies
 from eqfuse.tile.roles.loads import Tensors, copied, ends_early, put
 from eqfuse.tile.roles.nodes import (
     Along,
@@ -50,22 +45,14 @@ from eqfuse.tile.roles.nodes import (
     Ring,
     Role,
     RolesKernel,
-    RolesProgram,
     Staging,
     Stmt,
     StoreShared,
     Wait,
 )
 from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
-from eqfuse.tile.roles.rests import Rests, rests_first
-from eqfuse.tile.roles.row_terms import rows_last
-from eqfuse.tile.roles.scaled_maxima import scaled_last
-from eqfuse.tile.roles.settled import settled
-from eqfuse.tile.roles.sharing import Led, led, of_part, shared, shared_axis
-from eqfuse.tile.roles.started import started
-from eqfuse.tile.roles.turned import turned
-from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.storage import buffer_dtypes
+from eqfuse.tile.roles.rests import Rests
+from eqfuse.tile.roles.sharing import Led, led, shared, shared_axis
 from eqfuse.tile.walk import defined, defined_by, nested, operands, ops_of, pruned, reads
 
 STAGED_BYTES = 2
@@ -78,36 +65,26 @@ MULTIPLIED = ("f16", "bf16", "f8e4m3")
 """Dtypes whose products have roles."""
 
 
-def with_roles(
-    program: TileProgram,
-    schedules: Sequence[Roles | None],
-    axes: Mapping[str, tuple[str | None, ...]],
-    *,
-    finite: bool,
-) -> RolesProgram:
-    """The program with the kernels' roles, one schedule for each; kernels without one stay as they are. `axes` are those of every
-    tensor's dims, as far as they are known; `finite` says that all that is stored is finite. Raises Unsuited."""
-    tensors = Tensors(axes, dict(program.domains))
-    kernels: list[RolesKernel | Kernel] = []
-    units: list[tuple[str, str]] = []
-    for kernel, schedule in zip(program.kernels, schedules, strict=True):
-        if schedule is None:
-            kernels.append(kernel)
-            continue
-        first = scaled_last(rows_last(masked_first(prepared(kernel))))
-        split = _Split(first, schedule, tensors, finite)
-        kernels.append(split.run())
-        units += split.units.items()
-    dtypes = buffer_dtypes(program)
-    buffers = tuple(replace(buffer, dtype=dtypes[buffer.name]) for buffer in program.buffers)
-    made = RolesProgram(tuple(kernels), buffers, (*program.domains, *dict.fromkeys(units)), program.shards)
-    check(made)
-    return made
+@dataclass(frozen=True)
+class Setting:
+    """What a kernel is divided for: its roles; whether all that is stored is `finite`; and new names."""
+
+    schedule: Roles
+    tensors: Tensors
+    finite: bool
+    fresh: Fresh
+
+    @staticmethod
+    def of(kernel: Kernel, schedule: Roles, tensors: Tensors, *, finite: bool) -> Setting:
+        names = (value.name for value in (*reads(kernel.body), *defined(kernel.body)))
+        return Setting(schedule, tensors, finite, Fresh(names))
 
 
-def prepared(kernel: Kernel) -> Kernel:
-    """A kernel as its roles are priced: its products computed the way they are stored, its sums from where they start."""
-    return started(turned(kernel))
+def split(kernel: Kernel, setting: Setting) -> tuple[RolesKernel, dict[str, str]]:
+    """The roles of a kernel, and the axes along which they go position by position, with what they are positions of. Raises
+    Unsuited."""
+    made = _Split(kernel, setting)
+    return made.run(), made.units
 
 
 @dataclass(frozen=True)
@@ -119,22 +96,15 @@ class _Copy:
 
 
 class _Split:
-    def __init__(self, kernel: Kernel, schedule: Roles, tensors: Tensors, finite: bool) -> None:
-        self.schedule, self.tensors, self.finite = schedule, tensors, finite
-        self.kernel = kernel = kernel if finite else rests_first(kernel, tensors)
+    def __init__(self, kernel: Kernel, setting: Setting) -> None:
+        self.kernel, self.schedule, self.fresh = kernel, setting.schedule, setting.fresh
+        self.tensors, self.finite = setting.tensors, setting.finite
         self.units: dict[str, str] = {}
-        body: tuple[Stmt, ...] = kernel.body
-        _nesting(body)
-        self.fresh = Fresh({value.name for value in (*reads(body), *defined(body))})
-        # Nothing is under way at the end of loops without delayed products or a leader: a branch in each trip is not worth it there.
-        behind = bool(schedule.delayed) or schedule.led
-        body = joined(tuple(map(self._joined_inside, body)), self.fresh, branches=behind)
-        body = branched(body)
-        self.body = masked_behind(body, self.tensors, self.fresh)
+        self.body: tuple[Stmt, ...] = kernel.body
         self.ops = ops_of(self.body)
         self.rows = self._rows()
         self._supported()
-        self.columns = self._columns() if schedule.columns else None
+        self.columns = self._columns() if self.schedule.columns else None
         self.led: Led | None = None
         self.copies: dict[str, _Copy] = {}
         self._find_copies(self.body, in_loop=False)
@@ -142,14 +112,6 @@ class _Split:
         if self.columns is not None:
             self._share(self.columns)
         self.staging: dict[str, Staging] = {}
-
-    def _joined_inside(self, stmt: Stmt) -> Stmt:
-        """A loop of loops over consecutive ranges with these joined."""
-        if not isinstance(stmt, For) or not _is_outer(stmt):
-            return stmt
-        if self.schedule.delayed:
-            raise Unsuited("products of a loop inside of a loop one block behind")
-        return replace(stmt, body=joined(stmt.body, self.fresh, branches=False))
 
     def _rows(self) -> str:
         """The axis of the rows of all products, which the consumers share."""
@@ -297,9 +259,7 @@ class _Split:
         rings = tuple(dict.fromkeys(copy.ring for copy in self.copies.values()))
         if self.led is None:
             body = self._consuming(self.body)
-            consumers = [
-                Role("consumer", part, self._of_part(body, part)) for part in range(schedule.consumers)
-            ]
+            consumers = [Role("consumer", part, body) for part in range(schedule.consumers)]
         else:
             others, leader = self._consuming(self.led.others), self._consuming(self.led.leader)
             consumers = [Role("consumer", part, others) for part in range(schedule.consumers - 1)]
@@ -322,19 +282,15 @@ class _Split:
             tuple(self.staging.values()),
             roles,
             persistent,
-            settled(roles),
-            self.columns,
+            columns=self.columns,
         )
 
     def _consuming(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """A consumer's role, which does what a body says."""
         self.body = body
-        made = pruned(cut(self._role(self._consumer), self.fresh))
+        made = self._role(self._consumer)
         self._in_registers(made)
         return made
-
-    def _of_part(self, body: tuple[Stmt, ...], part: int) -> tuple[Stmt, ...]:
-        return body if self.columns is None else of_part(body, self.columns, part)
 
     def _role(
         self, make: Callable[[Value, Value, Value], tuple[list[Stmt], Value, Value]]
@@ -579,15 +535,3 @@ def _one_turn(turns: Iterable[Value]) -> Value:
     if len(found) != 1:
         raise Unsuited("loops fill rings in different turns")
     return found.pop()
-
-
-def _nesting(body: Sequence[Stmt], depth: int = 0) -> None:
-    """Raises Unsuited for loops that no role walks."""
-    for loop in (stmt for stmt in body if isinstance(stmt, For)):
-        if any(isinstance(each, For) for each in loop.body):
-            lets = [each.op for each in loop.body if isinstance(each, Let)]
-            if depth or any(isinstance(op, Dot | NonFiniteCorrection) for op in lets):
-                raise Unsuited("a loop inside of a loop, beside products or another one")
-        if any(isinstance(each, Store) for each in loop.body):
-            raise Unsuited("a store inside of a loop")
-        _nesting(loop.body, depth + 1)

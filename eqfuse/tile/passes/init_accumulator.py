@@ -13,7 +13,7 @@ from eqfuse.tile.nodes import Align, Constant, Dot, Elementwise, Fill, For, Kern
 from eqfuse.tile.walk import operands, ops_of, uses_of
 
 
-def started(kernel: Kernel) -> Kernel:
+def init_accumulator(kernel: Kernel) -> Kernel:
     """Nothing is added to a sum of products behind the loops that add them up."""
     for stmt in kernel.body:
         match stmt:
@@ -23,7 +23,7 @@ def started(kernel: Kernel) -> Kernel:
                 for total, term in ((left, right), (right, left)):
                     found = _from(kernel, value, total, term)
                     if found is not None:
-                        return started(found)
+                        return init_accumulator(found)
     return kernel
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from eqfuse.tile.def_use import Readers, readers_of
 from eqfuse.tile.nodes import Align, Elementwise, Kernel, Let, Op, ReduceTile, Stmt, Value
 from eqfuse.tile.passes.draft import Draft, changed
-from eqfuse.tile.roles.scaled_maxima import for_a_maximum
+from eqfuse.tile.passes.scaled_maxima import for_a_maximum
 from eqfuse.tile.walk import lets_of, ops_of, pruned, uses_of
 
 

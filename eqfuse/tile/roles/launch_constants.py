@@ -26,7 +26,7 @@ COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ARITHMETIC = ("add", "sub", "mul", "floordiv", "minimum", "maximum")
 
 
-def settled(roles: Iterable[Role]) -> tuple[Value, ...]:
+def launch_constants(roles: Iterable[Role]) -> tuple[Value, ...]:
     """The conditions of branches in loops that a launch knows, in their order, and the same conditions elsewhere."""
     found: dict[Value, None] = {}
     for role in roles:
@@ -34,13 +34,13 @@ def settled(roles: Iterable[Role]) -> tuple[Value, ...]:
         conditions = [s.condition for s in nested(role.body) if isinstance(s, If)]
         loops = (stmt for stmt in nested(role.body) if isinstance(stmt, For))
         inside = {s.condition for loop in loops for s in nested(loop.body) if isinstance(s, If)}
-        known = {ops[value.name] for value in inside if is_settled(value, ops)}
+        known = {ops[value.name] for value in inside if is_launch_constant(value, ops)}
         conditions.sort(key=lambda value: value not in inside)
         found |= dict.fromkeys(value for value in conditions if ops.get(value.name) in known)
     return tuple(found)
 
 
-def is_settled(condition: Value, ops: Mapping[str, Op]) -> bool:
+def is_launch_constant(condition: Value, ops: Mapping[str, Op]) -> bool:
     """Whether a truth value is a comparison of integers that a launch knows, or of a scalar, scaled or not, with 0: what numbers are
     rounded to does not change that."""
     match ops.get(condition.name):

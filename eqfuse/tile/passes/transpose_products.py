@@ -26,7 +26,7 @@ from eqfuse.tile.passes.draft import Draft
 from eqfuse.tile.walk import mapped, nested, ops_of
 
 
-def turned(kernel: Kernel) -> Kernel:
+def transpose_products(kernel: Kernel) -> Kernel:
     """A kernel whose products' results are all stored transposed computes their transposes, where both operands are loaded."""
     lets = [stmt for stmt in nested(kernel.body) if isinstance(stmt, Let)]
     ops = ops_of(kernel.body)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from eqfuse.extract.unsuited import Unsuited
 from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import (
     Dot,
@@ -28,14 +29,15 @@ from eqfuse.tile.nodes import (
     Op,
     Result,
     Start,
+    Stmt,
+    Store,
     Value,
 )
-from eqfuse.tile.roles.nodes import Stmt
-from eqfuse.tile.roles.settled import is_settled
+from eqfuse.tile.roles.launch_constants import is_launch_constant
 from eqfuse.tile.walk import mapped, nested, operands, ops_of, renamed
 
 
-def joined(body: tuple[Stmt, ...], fresh: Fresh, *, branches: bool = True) -> tuple[Stmt, ...]:
+def fuse_ranges(body: tuple[Stmt, ...], fresh: Fresh, *, branches: bool = True) -> tuple[Stmt, ...]:
     """The body with loops joined, two at a time from the first on; without `branches` those alone that need none."""
     places = [n for n, stmt in enumerate(body) if isinstance(stmt, For)]
     ops = ops_of(body)
@@ -49,8 +51,33 @@ def joined(body: tuple[Stmt, ...], fresh: Fresh, *, branches: bool = True) -> tu
                 made = join(first, second, fresh, ops)
             if made is not None and (branches or not any(isinstance(s, If) for s in made.body)):
                 whole = (*body[:at], *between, made, *body[then + 1 :])
-                return joined(whole, fresh, branches=branches)
+                return fuse_ranges(whole, fresh, branches=branches)
     return body
+
+
+def inner_ranges_fused(body: tuple[Stmt, ...], fresh: Fresh, *, behind: bool) -> tuple[Stmt, ...]:
+    """The body with the loops inside of loops fused, where products are not one block behind. Raises Unsuited."""
+
+    def one(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, For) or not any(isinstance(inner, For) for inner in stmt.body):
+            return stmt
+        if behind:
+            raise Unsuited("products of a loop inside of a loop one block behind")
+        return replace(stmt, body=fuse_ranges(stmt.body, fresh, branches=False))
+
+    return tuple(map(one, body))
+
+
+def supported(body: Sequence[Stmt], depth: int = 0) -> None:
+    """Raises Unsuited for loops that no role walks."""
+    for loop in (stmt for stmt in body if isinstance(stmt, For)):
+        if any(isinstance(each, For) for each in loop.body):
+            lets = [each.op for each in loop.body if isinstance(each, Let)]
+            if depth or any(isinstance(op, Dot | NonFiniteCorrection) for op in lets):
+                raise Unsuited("a loop inside of a loop, beside products or another one")
+        if any(isinstance(each, Store) for each in loop.body):
+            raise Unsuited("a store inside of a loop")
+        supported(loop.body, depth + 1)
 
 
 def _follows(first: For[Stmt], second: For[Stmt], others: Sequence[Stmt], ops: Mapping[str, Op]) -> bool:
@@ -88,7 +115,7 @@ def _both(first: For[Stmt], second: For[Stmt], fresh: Fresh, ops: Mapping[str, O
     some = Let(
         fresh.value(f"{second.axis}_some_late", (), "bool"), Elementwise("lt", (second.start, second.stop))
     )
-    if is_settled(some.value, {**ops, some.value.name: some.op}):
+    if is_launch_constant(some.value, {**ops, some.value.name: some.op}):
         guarded = tuple(_where_some(stmt, some.value, fresh) for stmt in guarded)
         test.append(some)
     return For(first.axis, first.start, second.stop, carried, (*test, *guarded))

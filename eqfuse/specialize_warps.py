@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from eqfuse.compiled import Asked, Compiled
@@ -16,13 +16,27 @@ from eqfuse.extract.cost import KernelCost
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.lowered import in_roles
-from eqfuse.tile.nodes import Dot, Let, TileProgram
+from eqfuse.tile.nodes import Dot, Kernel, Let, TileProgram
 from eqfuse.tile.walk import nested
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
+    from eqfuse.extract.warp_schedules import Facts, Outlook, Pricing
     from eqfuse.loops.plan import Roles
-    from eqfuse.tile.roles.choice import Choice, Divide, Outlook, Pricing
     from eqfuse.tile.roles.nodes import RolesKernel, RolesProgram
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Roles of a kernel, and its predicted seconds."""
+
+    roles: Roles
+    seconds: float
+
+    @property
+    def code(self) -> str:
+        """What calls run, for those who ask."""
+        return f"Gluon: {self.roles}, predicted to take {1e3 * self.seconds:.3g} ms"
+
 
 LAUNCH = 3e-6
 """Seconds between two kernels of which the second has roles, beyond those between two of Triton's: set, not measured."""
@@ -49,7 +63,7 @@ def divided(
 def _best(derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram, number: int) -> Choice | str:
     """The roles of a kernel, by its number in the nest, or why it has none. What roles could not be made of at some sizes is not
     priced at others."""
-    from eqfuse.tile.roles.unsuited import Unsuited
+    from eqfuse.extract.unsuited import Unsuited
 
     key = id(tile), number
     if key in derived.undivided:
@@ -78,8 +92,8 @@ def _codes(tile: TileProgram, found: Sequence[Choice | str]) -> list[tuple[str, 
 
 def may_have_roles(tile: TileProgram) -> bool:
     """Whether a kernel of a program's form has rows that warp groups could share, whatever its sizes."""
-    from eqfuse.tile.roles.choice import rows_of
-    from eqfuse.tile.roles.unsuited import Unsuited
+    from eqfuse.extract.unsuited import Unsuited
+    from eqfuse.tile.roles.facts import rows_of
 
     for kernel in tile.kernels:
         ops = (stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let))
@@ -120,7 +134,7 @@ def other_roles(
     now = [_seconds(derived, asked, chosen, tile, number, roles) for number, roles in enumerate(mine)]
 
     def of_kernel(number: int) -> Iterator[tuple[float, int, Compiled]]:
-        from eqfuse.tile.roles.unsuited import Unsuited
+        from eqfuse.extract.unsuited import Unsuited
 
         others = sum(now) - now[number]
         try:
@@ -145,12 +159,20 @@ def _seconds(
     derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram, number: int, roles: Roles | None
 ) -> float:
     """What a kernel is predicted to take in roles, or without."""
-    from eqfuse.tile.roles.choice import predicted
-    from eqfuse.tile.roles.split import prepared
+    from eqfuse.extract.warp_schedules import Pricing
 
-    outlook, _ = _outlook(derived, asked, chosen, number)
-    found = None if roles is None else predicted(prepared(tile.kernels[number]), outlook, roles)
-    return outlook.otherwise if found is None else found[0]
+    outlook, residuals = _outlook(derived, asked, chosen, number), asked.device.roles
+    if roles is None or residuals is None:
+        return outlook.otherwise
+    return Pricing(_facts(tile.kernels[number]), outlook).seconds(roles, residuals)
+
+
+def _facts(kernel: Kernel) -> Facts:
+    """What pricing needs of a kernel. Raises Unsuited."""
+    from eqfuse.tile.roles.facts import facts_of
+    from eqfuse.tile.roles.passes import prepared
+
+    return facts_of(prepared(kernel))
 
 
 def account_of(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> tuple[str, ...]:
@@ -162,9 +184,7 @@ def account_of(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
     if compiled.roles is None:
         return (plan.code or "none",)
     from eqfuse.tile.roles.account import account
-    from eqfuse.tile.roles.choice import predicted, undone
     from eqfuse.tile.roles.nodes import RolesKernel
-    from eqfuse.tile.roles.split import prepared
 
     asked, chosen = _at(derived, compiled, extents)
     lines: list[str] = [] if len(plan.roles) == 1 else [plan.code]
@@ -174,21 +194,41 @@ def account_of(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
             continue
         if len(plan.roles) > 1:
             lines += ["", f"{kernel.name}:"]
-        outlook, divide = _outlook(derived, asked, chosen, number)
-        tiles = prepared(tiles)
-        seconds = predicted(tiles, outlook, roles)
-        others = list(undone(tiles, outlook, roles, divide))
-        lines += account(tiles, kernel, compiled.device, outlook.extents, seconds, others)
+        at = _outlook(derived, asked, chosen, number).extents
+        predicted, others = _undone(derived, asked, chosen, tiles, number, roles)
+        lines += account(tiles, kernel, compiled.device, at, predicted, others)
     return tuple(lines)
+
+
+def _undone(
+    derived: Derived, asked: Asked, chosen: Candidate, tiles: Kernel, number: int, roles: Roles
+) -> tuple[tuple[float, float], dict[str, float | None]]:
+    """The seconds that a kernel is predicted to take in roles, and without; and with each decision of the roles taken back, None
+    where no SM holds that."""
+    from eqfuse.extract.unsuited import Unsuited
+    from eqfuse.extract.warp_schedules import Pricing, alternatives
+    from eqfuse.tile.roles.resources import fits
+
+    outlook, facts, residuals = _outlook(derived, asked, chosen, number), _facts(tiles), asked.device.roles
+    assert residuals is not None
+    price = Pricing(facts, outlook)
+    found: dict[str, float | None] = {}
+    for what, other in alternatives(facts, roles).items():
+        try:
+            made = _kernel(derived, asked, chosen, number, other)
+        except Unsuited:
+            continue
+        there = fits(made, outlook.extents, outlook.device)
+        found[what] = price.seconds(other, residuals) if there else None
+    return (price.seconds(roles, residuals), price.seconds(None, residuals)), found
 
 
 def pricing(derived: Derived, compiled: Compiled, extents: Mapping[str, int], number: int = 0) -> Pricing:
     """What a kernel of a compiled shape is predicted to take at these sizes, in any roles."""
-    from eqfuse.tile.roles.choice import Pricing
-    from eqfuse.tile.roles.split import prepared
+    from eqfuse.extract.warp_schedules import Pricing
 
-    outlook, _ = _outlook(derived, *_at(derived, compiled, extents), number)
-    return Pricing(prepared(compiled.tile.kernels[number]), outlook)
+    outlook = _outlook(derived, *_at(derived, compiled, extents), number)
+    return Pricing(_facts(compiled.tile.kernels[number]), outlook)
 
 
 def _at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> tuple[Asked, Candidate]:
@@ -206,19 +246,40 @@ def roles_of(
     *,
     slower: bool = False,
 ) -> Iterator[Choice]:
-    """The roles that a kernel of a plan may have, fastest first; those that are predicted to be `slower` than none too, where
-    they are asked for. Raises Unsuited."""
-    from eqfuse.tile.roles.choice import ranked, rows_of
-    from eqfuse.tile.roles.split import prepared
-
-    kernel = prepared(tile.kernels[number])
-    rows_of(kernel)
-    return ranked(kernel, *_outlook(derived, asked, chosen, number), slower=slower)
+    """The roles that a kernel of a plan may have and an SM holds, fastest first; those that are predicted to be `slower` than none
+    too, where they are asked for. Raises Unsuited."""
+    return _held(derived, asked, chosen, number, _facts(tile.kernels[number]), slower=slower)
 
 
-def _outlook(derived: Derived, asked: Asked, chosen: Candidate, number: int) -> tuple[Outlook, Divide]:
-    """What pricing the roles of a kernel needs, and what makes them."""
-    from eqfuse.tile.roles.choice import Outlook
+def _held(
+    derived: Derived, asked: Asked, chosen: Candidate, number: int, facts: Facts, *, slower: bool
+) -> Iterator[Choice]:
+    """A schedule is built with the fewest slots, once for all numbers of them, to see whether it can be and what it takes of an SM."""
+    from eqfuse.extract.unsuited import Unsuited
+    from eqfuse.extract.warp_schedules import SLOTS, ranked
+    from eqfuse.tile.roles.resources import fits, with_slots
+
+    def least(roles: Roles) -> RolesKernel:
+        return _kernel(derived, asked, chosen, number, replace(roles, slots=SLOTS[0]))
+
+    def may_be(roles: Roles) -> bool:
+        try:
+            return bool(least(roles))
+        except Unsuited:
+            return False
+
+    outlook = _outlook(derived, asked, chosen, number)
+    found = ranked(facts, outlook, slower=slower)
+    if not any(map(may_be, found.kinds)):
+        least(found.priced[0][1])  # says why
+    for seconds, roles in found.faster():
+        if may_be(roles) and fits(with_slots(least(roles), roles.slots), outlook.extents, outlook.device):
+            yield Choice(roles, seconds)
+
+
+def _outlook(derived: Derived, asked: Asked, chosen: Candidate, number: int) -> Outlook:
+    """What pricing the roles of a kernel needs, but for the kernel."""
+    from eqfuse.extract.warp_schedules import Outlook
 
     program, nest, plan = derived.program, chosen.nest, chosen.plan
     extents, dtypes, device = asked.extents, asked.dtypes, asked.device
@@ -227,17 +288,18 @@ def _outlook(derived: Derived, asked: Asked, chosen: Candidate, number: int) -> 
     cost = KernelCost(configured(nest, shape, device)[number], shape, device)
     config = plan.configs[number]
     launch = LAUNCH if len(plan.configs) > 1 else 0.0
-    outlook = Outlook(config, cost, device, sizes, math.inf if plan.reason else cost.seconds(config), launch)
+    return Outlook(config, cost, device, sizes, math.inf if plan.reason else cost.seconds(config), launch)
 
-    def divide(roles: Roles) -> RolesKernel:
-        from eqfuse.tile.roles.nodes import RolesKernel
 
-        every = [None if n != number else roles for n in range(len(plan.configs))]
-        made = _made(derived, asked, nest, every, plan.configs).kernels[number]
-        assert isinstance(made, RolesKernel)
-        return made
+def _kernel(derived: Derived, asked: Asked, chosen: Candidate, number: int, roles: Roles) -> RolesKernel:
+    """A kernel of a plan in these roles. Raises Unsuited."""
+    from eqfuse.tile.roles.nodes import RolesKernel
 
-    return outlook, divide
+    configs = chosen.plan.configs
+    every = [None if n != number else roles for n in range(len(configs))]
+    made = _made(derived, asked, chosen.nest, every, configs).kernels[number]
+    assert isinstance(made, RolesKernel)
+    return made
 
 
 def _made(
@@ -248,7 +310,7 @@ def _made(
     configs: Sequence[KernelConfig],
 ) -> RolesProgram:
     """The program in these roles, made once for all sizes, which only decide what roles are best. Raises Unsuited."""
-    from eqfuse.tile.roles.unsuited import Unsuited
+    from eqfuse.extract.unsuited import Unsuited
 
     others = tuple(config for config, each in zip(configs, roles, strict=True) if each is None)
     key = nest, tuple(roles), others, tuple(sorted(asked.dtypes.items())), asked.device.name
@@ -266,7 +328,7 @@ def _made(
 
 def _check_triton() -> None:
     """Raises Unsuited where the Triton that is installed is too old."""
-    from eqfuse.tile.roles.unsuited import Unsuited
+    from eqfuse.extract.unsuited import Unsuited
 
     found = installed("triton")
     if found is not None and tuple(map(int, found.split(".")[:2])) < OLDEST_TRITON:
