@@ -18,6 +18,7 @@ but for headroom: a factor that does not vary along a sum may be applied after i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -157,6 +158,7 @@ class Ranged(FloatDomain):
         super().__init__("float64")
         self.most = torch.finfo(TORCH_DTYPES[dtype]).max
         self.was_beyond = False
+        self.seed = seed
         self.random = np.random.default_rng(seed)
 
     def _within(self, value: Array) -> Array:
@@ -164,7 +166,13 @@ class Ranged(FloatDomain):
         if not beyond.any():
             return value
         self.was_beyond = True
-        return np.where(beyond, self.random.uniform(-self.most, self.most, value.shape), value)
+        return np.where(beyond, self._any(value), value)
+
+    def _any(self, value: Array) -> Array:
+        """Infinities in the first run, which numbers of the range need not show."""
+        if self.seed == 0:
+            return np.copysign(np.inf, value)
+        return self.random.uniform(-self.most, self.most, value.shape)
 
     def call(self, fn: str, args: Sequence[Any]) -> Array:
         return self._within(super().call(fn, args))
@@ -176,10 +184,13 @@ class Ranged(FloatDomain):
             with np.errstate(all="ignore"):
                 beyond = np.isfinite(found) & (np.multiply.reduce(great, axis) > self.most)
             found = np.where(beyond, np.copysign(2 * self.most, found), found)
-        if op == "sum":  # in another order its great terms of one sign may come first
+        if (
+            op == "sum"
+        ):  # in another order its great terms of one sign may come first, and then those of the other
             with np.errstate(all="ignore"):
                 beyond = np.isfinite(found) & (np.add.reduce(np.abs(value), axis) > self.most)
-            found = np.where(beyond, 2 * self.most, found)
+            self.was_beyond |= bool(beyond.any())
+            found = np.where(beyond, math.nan if self.seed == 0 else np.copysign(2 * self.most, found), found)
         return self._within(found)
 
 
@@ -244,6 +255,11 @@ class Expected:
         with np.errstate(all="ignore"):
             return int(np.sum(~(self.tolerance > 0.1 * np.maximum(np.abs(self.exact), 1e-3))))
 
+    def is_well_conditioned(self, most: float) -> Array:
+        """Positions of finite values of which the tolerance is at most so large a part."""
+        with np.errstate(all="ignore"):
+            return np.isfinite(self.exact) & (self.tolerance <= most * np.abs(self.exact))
+
 
 def expected(
     program: Program,
@@ -252,8 +268,10 @@ def expected(
     sizes: Mapping[str, int],
     dtypes: Mapping[str, str],
     times: int = RUNS,
+    headroom: bool = True,
 ) -> tuple[Expected, ...]:
-    """What the program's outputs must be, by so many disturbed runs. Raises EqfuseError where the inputs do not fit the program."""
+    """What the program's outputs must be, by so many disturbed runs. Without `headroom`, factors that are the same along a sum may not be applied after it
+    where that leaves the range. Raises EqfuseError where the inputs do not fit the program."""
     exact = reference(program, tensors, scalars, sizes)
     exact = exact if isinstance(exact, tuple) else (exact,)
     arithmetic = _arithmetic(dtypes)
@@ -271,7 +289,7 @@ def expected(
         exact = tuple(precise[output.name] for output in program.outputs)
     positions = [o.name for o in program.outputs if kind(o.expr, dtypes) != "real"]
     ranged = list(_ranged(program, wide, scalars, extents, arithmetic))
-    if (later := factors_later(program)) is not program:
+    if headroom and (later := factors_later(program)) is not program:
         ranged += _ranged(later, wide, scalars, extents, arithmetic)
     runs = disturbed(program, tensors, scalars, extents, dtypes, times)
     once = multiplied(program, extents)

@@ -37,6 +37,7 @@ REPORTS: Mapping[str, str] = {
     "gluon": "attention in roles on a Hopper GPU beside Triton and torch's libraries; without one, registers and spills",
     "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",
     "errors": "every program: errors of fused and unfused against float64, over kinds of inputs, special values, magnitudes",
+    "scales": "random programs of scaled values at 12 magnitudes: what is accepted, and wrong where the program in float32 is right",
     "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
     "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
     "ragged": "packed documents and paged decode on a GPU beside FlexAttention and torch's varlen attention",

@@ -111,11 +111,6 @@ FUSED: Mapping[str, str] = {
         e[i,j] = exp(x[i,j] - max[j](x[i,j]))
         n[i] = max[j](e[i,j] / sum[j](e[i,j]))
         """,
-    "standardised_fourth_moment": """
-        m[i] = mean[j](x[i,j])
-        s[i] = sqrt(mean[j](sq(x[i,j] - m[i])))
-        v[i] = mean[j](((x[i,j] - m[i]) / s[i])**4)
-        """,
     "scaled_before_the_cast": """
         s[i] = 448 / max[j](abs(x[i,j]))
         C[i,n] = sum[j](f8e4m3(x[i,j] * s[i]) * w[n,j]) / s[i]

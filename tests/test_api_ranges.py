@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
 
 import eqfuse as eq
+from bench.scaled import POWERS, Scaled
+from bench.scales_report import CHOSEN, Tally, attempt
 from eqfuse.errors import ScheduleError
 from eqfuse.loops.interpreter import run
 from eqfuse.loops.plan import SCHEDULES
@@ -54,6 +58,54 @@ IN_PASSES = {
     "standing between the ends": "a[i] = min[j](x[i,j])\ny[i] = sum[j](sq((x[i,j] - a[i]) / (max[j](x[i,j]) - a[i])))",
 }
 """What has no merge that keeps it in range."""
+SCALED: Mapping[str, tuple[str, dict[str, int]]] = {
+    "differences grow as one": (
+        "n[i] = max[j](abs(x[i,j]))\ny[i] = std[j](((x[i,j] - z[i,j]) / n[i]) * (x[i,j] / max[j](abs((x[i,j] - z[i,j])))))",
+        {"z": 0},
+    ),
+    "a fourth power of a norm": (
+        "n[i] = sqrt(mean[j](sq(x[i,j])))\ny[i] = sqrt(mean[j](sq(((x[i,j] - min[j](x[i,j])) / n[i]) * (z[i,j] / n[i]))))",
+        {},
+    ),
+    "a fourth moment": (
+        "m[i] = mean[j](x[i,j])\nn[i] = sqrt(mean[j](sq(x[i,j] - m[i])))\ny[i] = mean[j](((x[i,j] - m[i]) / n[i])**4)",
+        {},
+    ),
+    "scales of the rows of a product": (
+        "y[i] = max[k](sum[j](((z[i,j] - z[i,0]) * t[i]) * ((p[k,j] - p[k,0]) * r[k] * u[j])))",
+        {"t": -1, "r": 0},
+    ),
+    "the square of a length": (
+        "y[i] = sqrt(mean[j](sq(((x[i,j] - min[j](x[i,j])) / N(j)) * sigmoid(u[j]))))",
+        {"u": 1},
+    ),
+    "a length in a product": (
+        "n[i] = sum[j](abs((z[i,j] - min[j](z[i,j]))))\ny[i] = max[k](sum[j](((z[i,j] - z[i,0]) / n[i]) * (p[k,j] / N(j) * u[j])))",
+        {"z": 0, "p": 0, "u": -1},
+    ),
+    "an offset that is all of a scale": (
+        (
+            "y[i] = sum[k](sum[j]((z[i,j] / (max[j](abs((x[i,j] - min[j](x[i,j])))) + 1e-30)) "
+            "* ((p[k,j] - mean[j](p[k,j])) / (max[j](abs((p[k,j] - mean[j](p[k,j])))) + 1e-30) * c)))"
+        ),
+        {"c": 0},
+    ),
+    "quotients are taken in order": (
+        (
+            "y[i] = std[j](((x[i,j] - mean[j](x[i,j])) * c - (x[i,j] - min[j](x[i,j])) / N(j)) "
+            "* (z[i,j] / (max[j](abs(z[i,j])) + 1e-30) * v[j])) * s[i]"
+        ),
+        {"c": -1, "v": -1, "s": -1},
+    ),
+    "a square of another's scale": (
+        (
+            "n[i] = mean[j](abs((x[i,j] - x[i,0])))\n"
+            "y[i] = sum[j]((abs(z[i,j]) / n[i] - (x[i,j] - x[i,0]) / n[i] * v[j]) * (z[i,j] / n[i] * v[j])) * s[i]"
+        ),
+        {"v": 1, "s": -1},
+    ),
+}
+"""Programs and the powers of the magnitude that their inputs have, 1 if not told: what `eqfuse bench scales` found."""
 MAGNITUDES = (1e-45, 1e-40, 1e-38, 1e-30, 1e-10, 1.0, 1e10, 1e18, 1e20, 1e30, 3e37, 1e38)
 ROWS, COLUMNS = len(MAGNITUDES) + 2, 93
 
@@ -79,6 +131,16 @@ def test_what_no_merge_keeps_in_range_is_not_merged(name: str, prefer: str | Non
     _in_range(IN_PASSES[name], prefer)
     with pytest.raises(ScheduleError):
         eq.compile(IN_PASSES[name], prefer="rolling")
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_what_random_programs_of_scaled_values_found(name: str) -> None:
+    source, powers = SCALED[name]
+    tried = Scaled(source, {tensor: powers.get(tensor, 1) for tensor in POWERS}, 3)
+    tally = Tally()
+    attempt(tried, tally, schedules=(CHOSEN,))
+    assert not tally.failures, tally.failures[0]
+    assert sum(count for (*_, kind), count in tally.counts.items() if kind == "judged") >= 6
 
 
 def _in_range(source: str, prefer: str | None) -> None:

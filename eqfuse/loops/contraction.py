@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from eqfuse.records import dataclass
-from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Size, call
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
 
 AxesOf = Callable[[Expr], frozenset[str]]
 """The axes that the value of an expression depends on."""
@@ -23,6 +23,9 @@ Ordered = Callable[[frozenset[str]], tuple[str, ...]]
 
 Look = Callable[[Local], Expr | None]
 """The definition of a named value where it may be looked through."""
+
+NEAR_ONE = 2.0**-16, 2.0**16
+"""Constants that a sum is multiplied by, rather than its terms."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,8 @@ class Product:
             return Const(1.0)
         value = self.over[0] if self.over else Const(1.0)
         under = list(self.under)
-        in_turn = len(self.over) > 1 and len(under) > 1  # quotients may stay in range where products do not
-        for factor in self.over[1:]:
-            if in_turn and under:
+        for factor in self.over[1:]:  # in turn: quotients may stay in range where products do not
+            if under:
                 value = call("div", value, under.pop(0))
             value = call("mul", value, factor)
         for factor in under:
@@ -193,8 +195,8 @@ def contraction(product: Product, axis: str, axes_of: AxesOf, ordered: Ordered) 
 
 
 def scaled(plan: Contraction, axes_of: AxesOf, is_rounded: bool) -> Contraction:
-    """The plan with the factors outside of it on its operands, where they are several or divide it: a product without them
-    may be out of range where it is not with them. Where operands that have factors `is_rounded`, only several divisors are worth
+    """The plan with the factors outside of it on its operands, but for constants: a product without them may be out of range where
+    it is not with them. Where operands that have factors `is_rounded`, only several divisors are worth
     it, of which each operand has one: then neither is stored in less than it is computed in."""
     sides: tuple[frozenset[str], ...] = (
         frozenset((*plan.batch, *plan.rows)),
@@ -208,7 +210,7 @@ def scaled(plan: Contraction, axes_of: AxesOf, is_rounded: bool) -> Contraction:
     ):
         (expr,) = factor.parts
         fitting = [n for n in (0, 1) if axes_of(expr) <= sides[n]]
-        if isinstance(expr, Const | Size) or not fitting:
+        if isinstance(expr, Const) or not fitting:
             outside = outside.times(factor)
         elif len(fitting) == 2:
             either.append(factor)
@@ -218,13 +220,68 @@ def scaled(plan: Contraction, axes_of: AxesOf, is_rounded: bool) -> Contraction:
         place = min((0, 1), key=lambda n: len(found[n].parts))
         found[place] = found[place].times(factor)
     left, right = found
-    divisors = len(left.under) + len(right.under)
-    if not (left.under and right.under) if is_rounded else len(left.parts) + len(right.parts) + divisors < 2:
+    if not (left.under and right.under) if is_rounded else left.is_one and right.is_one:
         return plan
     inside = plan.inside.times(left).times(right)
     return replace(
         plan, outside=outside, inside=inside, left=plan.left.times(left), right=plan.right.times(right)
     )
+
+
+def as_written(plan: Contraction, body: Expr, look: Look, axes_of: AxesOf) -> Contraction | None:
+    """The plan of a body with operands that multiply and divide in the body's order, by all but constants near 1: what the program
+    keeps in range by a scale stays there. A factor that fits either operand joins one that is computed anyway. Plans with
+    masks are `scaled`. None where one operand would have no position of the axis."""
+    if plan.left_masks or plan.right_masks:
+        return scaled(plan, axes_of, False)
+    sides: tuple[frozenset[str], ...] = (
+        frozenset((*plan.batch, *plan.rows, plan.axis)),
+        frozenset((*plan.batch, *plan.columns, plan.axis)),
+    )
+    vector = frozenset[str]() if plan.rows and plan.columns else min(sides, key=len)
+    found, outside, either = [Product(), Product()], Product(), list[Product]()
+
+    def is_whole(expr: Expr) -> bool:
+        """Whether a product or quotient is of one operand, and none of its factors a constant or a vector that is the other one."""
+        if not isinstance(expr, Call) or any(isinstance(arg, Const) for arg in expr.args):
+            return False
+        parts = factors(expr).parts
+        return any(axes_of(expr) <= side for side in sides) and not any(
+            plan.axis in axes_of(part) <= vector for part in parts
+        )
+
+    def place(expr: Expr, is_under: bool) -> None:
+        nonlocal outside
+        made = Product((), (expr,)) if is_under else Product((expr,))
+        fitting = [n for n in (0, 1) if axes_of(expr) <= sides[n]]
+        match expr:
+            case Const(value) if NEAR_ONE[0] <= abs(value) <= NEAR_ONE[1]:
+                outside = outside.times(made)
+            case Call("mul", (a, b)) if not is_whole(expr):
+                place(a, is_under)
+                place(b, is_under)
+            case Call("div", (a, b)) if not is_whole(expr):
+                place(a, is_under)
+                place(b, not is_under)
+            case Call("neg", (a,)):
+                outside = outside.times(Product((Const(-1.0),)))
+                place(a, is_under)
+            case Local() if not fitting and (definition := look(expr)) is not None:
+                place(definition, is_under)
+            case _ if len(fitting) == 1:
+                found[fitting[0]] = found[fitting[0]].times(made)
+            case _:
+                either.append(made)
+
+    place(body, False)
+    for product in either:
+        plain = [n for n in (0, 1) if found[n].load is not None]
+        place_of = 1 - plain[0] if len(plain) == 1 else min((0, 1), key=lambda n: len(found[n].parts))
+        found[place_of] = found[place_of].times(product)
+    left, right = found
+    if not all(any(plan.axis in axes_of(part) for part in side.parts) for side in found):
+        return None
+    return replace(plan, outside=outside, inside=left.times(right), left=left, right=right)
 
 
 def _factors_over(product: Product, axis: str, axes_of: AxesOf) -> Iterator[_Factor]:

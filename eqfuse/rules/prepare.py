@@ -21,6 +21,9 @@ from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import Call, Const, Expr, Output, Program, Reduce, free_axes, walk
 from eqfuse.terms.promises import ascends
 
+WIDE = (None, "f32", "f64")
+"""Dtypes of tensors that scales may be multiplied to; float32 is what is not declared."""
+
 
 def prepare(
     program: Program, engine: Engine = PLAIN, *, apart: bool = False
@@ -66,7 +69,8 @@ def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Outp
         def allowed(node: Node) -> bool:
             return node.head != "Red" or node.words[0] != "sum" or (node.args[0], node.words[1]) not in spread
 
-        best = Extraction(graph, encoder, Ranges(graph, encoder), allowed=allowed, whole=True)
+        narrow = frozenset(tensor.name for tensor in program.tensors if tensor.dtype not in WIDE)
+        best = Extraction(graph, encoder, Ranges(graph, encoder, narrow), allowed=allowed, whole=True)
         if any(best.cost(graph.roots[name]) is None for name in names):
             # The budget ended before the terms of every sum had left it.
             raise TooManyTerms(saturation.report.stopped or "a sum of several terms stays whole")

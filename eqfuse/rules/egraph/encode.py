@@ -143,7 +143,7 @@ class Encoder:
                 return self.leaf(expr)
         name = global_name(f"t{len(self.lines)}")
         self.lines.append(f"(let {name} {text})")
-        if text.startswith(("(Cast", "(Exp", "(Add", "(Mul", "(Sq ")):
+        if text.startswith(("(Cast", "(Exp", "(Add", "(Mul", "(Sq ", "(Red")):
             self.lines.append(f"(written {name})")
         return name
 

@@ -112,7 +112,14 @@ class Extraction:
         key, node = self.graph.forms[place]
         own = self.ranges.unstable.get((self.whole, place))
         if own is None:
-            own = self.ranges.unstable[self.whole, place] = self._instability(key, node)
+            own = self._instability(key, node)
+            if (
+                self.whole
+                and node.head in ("Mul", "Sq", "Inv", "Red")
+                and self.ranges.leaves_range(key, node)
+            ):
+                own += LOST_RANGE
+            self.ranges.unstable[self.whole, place] = own
         risks = frozenset({(node.head, node.args, own)} if own else ())
         work: float = WORK.get(node.head, 1)
         if node.head == "Add" and key not in self._written:

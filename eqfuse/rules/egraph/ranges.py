@@ -6,24 +6,26 @@ taken out of a sum
 
 - where what is left is of a higher degree in values that nothing bounds: `x / m`, which is bounded, leaves `x`;
   `exp(a - max a) / s * v` leaves `exp(a - max a) * v`, of the degree that it had;
+- where it grows with something that it did not grow with as much, or faster than every sum of the program;
 - where the factor does not depend on a reduction over the same axis, so that no fusion needs it outside. That saves
   a multiplication, and is charged unless the sum loses an axis by it (q (k v) for (q k) v) or is a matrix product,
   whose operands stay as they are stored.
 
 Products are charged that multiply what a scale was taken out of twice or more often with what the scales are then:
-`(x / n) (z / m)` is in range where `x z` and `1 / (n m)` are not.
+`(x / n) (z / m)` is in range where `x z` and `1 / (n m)` are not. Of forms over whole axes any value is charged that grows or falls
+faster than all that the program computes, by each tensor, by all at once, or where all are tiny (`leaves_range`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from eqfuse.records import dataclass
 from eqfuse.rules.egraph.encode import Encoder
 from eqfuse.rules.egraph.references import foreign_moves
 from eqfuse.rules.egraph.saturate import Graph, Node
-from eqfuse.terms.nodes import Load, Size, free_axes
+from eqfuse.terms.nodes import Call, Load, Reduce, Size, free_axes, walk
 from eqfuse.threads import cached
 
 UNKNOWN = math.inf
@@ -31,7 +33,16 @@ UNKNOWN = math.inf
 
 
 Powers = Mapping[str | int, float]
-"""By tensor, scalar, or class of what grows in its own way."""
+"""By tensor, scalar, or class of what grows in its own way, and by `TOGETHER`."""
+ALL = ""
+"""All tensors at once: x - z grows with x, with z, and with both as either does. A scale made of squares does not count here: what is
+divided by it is in half of the range by itself, and what that is multiplied by (weights, behind a norm) is near 1."""
+TOGETHER = "/"
+"""All tensors at once that the program divides by what it reduces, or reduces so."""
+TINY = "<"
+"""What a value is where all tensors are `LEAST`, as a power of that, below 0, and numbers are what they are: x / (max|x| + 1e-30) is no
+scale there."""
+LEAST = 1e-40
 
 
 @dataclass(frozen=True)
@@ -44,24 +55,21 @@ class _Growth:
     is_reduced: bool
 
     @cached
-    def power(self) -> float:
-        """By all of them at once."""
-        return sum(self.powers.values())
-
-    @cached
     def most(self) -> float:
         """The larger of how it grows with all of them, and with one, by absolute value."""
-        return max(abs(self.power), *map(abs, self.powers.values()), 0.0)
+        return max((abs(power) for of, power in self.powers.items() if of != TINY), default=0.0)
 
-    def size(self) -> tuple[float, float]:
-        return self.most, self.peak
+    def size(self) -> tuple[float, float, float]:
+        return self.most, self.peak, sum(map(abs, self.powers.values()))
 
 
 class Ranges:
     """Degrees and axes of the classes of a saturated e-graph, and which products lose range. A sum has no digits left that is
-    moved by one of `foreign`."""
+    moved by one of `foreign`. `narrow` are tensors of fewer bits than float32 has: a matrix product reads them as they are stored.
+    None where all are."""
 
-    def __init__(self, graph: Graph, encoder: Encoder) -> None:
+    def __init__(self, graph: Graph, encoder: Encoder, narrow: frozenset[str] | None = None) -> None:
+        self._narrow = narrow
         self._graph = graph
         self._encoder = encoder
         self._cascaded = graph.facts["reduces"]
@@ -75,8 +83,13 @@ class Ranges:
             if isinstance(value, int) and isinstance(limit, int):
                 self._limits.setdefault(value, set()).add(limit)
         self._degrees = self._solved()
-        self._written = {row[0] for row in graph.facts["written"]}
+        self._written = {row[0] for row in graph.facts["written"] if isinstance(row[0], int)}
+        self._scaled = frozenset(_scaled(encoder))
         self._powers = self._settled()
+        self._reached = self._reach(
+            key for key in graph.classes if key in self._written or self._is_leaf(key)
+        )
+        self._summed = self._reach(key for key in self._written if self._sums.get(key))
         self._axes: dict[int, frozenset[str]] = {}
         self.unstable: dict[tuple[bool, int], float] = {}
         self.foreign = foreign_moves(graph, encoder)
@@ -100,9 +113,47 @@ class Ranges:
             return True
         if self._grows(left, bodies):
             return True
-        if (factor, axis) in self._cascaded or not self.axes(factor) <= self.axes(rest):
+        is_needed = (factor, axis) in self._cascaded and not self._is_power_of_counts(factor)
+        if is_needed or not self.axes(factor) <= self.axes(rest):
             return False
         return not self._is_matrix_product(left)
+
+    def _reach(self, keys: Iterable[int]) -> Powers:
+        """By what values grow, the largest power of these classes, up or down."""
+        found: dict[str | int, float] = {}
+        for key in keys:
+            for of, power in self._powers[key].powers.items() if key in self._powers else ():
+                found[of] = max(found.get(of, 0.0), abs(power))
+        return found
+
+    def leaves_range(self, key: int, node: Node) -> bool:
+        """Whether a class grows or falls faster with something than all that the program computes, or a sum grows faster than all
+        of its sums: where the program is in range, it may not be."""
+        if key not in self._powers:
+            return False
+        powers = self._powers[key].powers.items()
+        if any(abs(power) > self._reached.get(of, 0.0) for of, power in powers):
+            return True
+        if not _is_sum(node) or key in self._written:
+            return False
+        return key in self._left or any(power > self._summed.get(of, 0.0) for of, power in powers)
+
+    @cached
+    def _left(self) -> frozenset[int]:
+        """Sums that a factor was taken out of at the cost of range, and none without, whatever they are multiplied by next."""
+        found: dict[bool, set[int]] = {True: set(), False: set()}
+        for key, node in self._graph.forms:
+            if node.head == "Mul" and self._is_taken_out(key, node.args[1]):
+                found[self.loses(key, node)].add(node.args[1])
+        return frozenset(found[True] - found[False])
+
+    def _is_taken_out(self, key: int, rest: int) -> bool:
+        """Whether a class has a sum along the same axis as one that is multiplied for it."""
+        along = {domain for domain, _ in self._sums.get(key, ())}
+        return any(domain in along for domain, _ in self._sums.get(rest, ()))
+
+    def _is_leaf(self, key: int) -> bool:
+        return any(node.head == "Leaf" for node in self._graph.classes[key])
 
     def _grows(self, left: int, bodies: Sequence[int]) -> bool:
         """Whether what is left of a body grows with something that the body does not grow with as much."""
@@ -112,7 +163,13 @@ class Ranges:
             (self._powers[key] for key in bodies if key in self._powers), key=_Growth.size, default=None
         )
         pairs = self._powers[left].powers.items()
-        return body is not None and any(abs(power) > abs(body.powers.get(of, 0.0)) for of, power in pairs)
+        if body is None:
+            return False
+        most = {
+            of: max(abs(body.powers.get(of, 0.0)), 0.0 if of == ALL else self._summed.get(of, 0.0))
+            for of, _ in pairs
+        }
+        return any(abs(power) > most[of] for of, power in pairs)
 
     def power(self, key: int) -> float:
         """How a class grows with what nothing bounds, all at once or one of them, by its absolute value. What is divided by a
@@ -121,7 +178,9 @@ class Ranges:
 
     def falls(self, key: int) -> bool:
         """Whether a class falls as something grows that nothing bounds, as 1 over a scale does."""
-        return key in self._powers and any(power < 0 for power in self._powers[key].powers.values())
+        return key in self._powers and any(
+            power < 0 for of, power in self._powers[key].powers.items() if of != TINY
+        )
 
     def cancels(self, node: Node) -> bool:
         """Whether a product is of what grows as a product of several and is not in the program, and what falls: either may be
@@ -133,8 +192,7 @@ class Ranges:
 
     def _takes_back(self, falls: int, grows: int) -> bool:
         low, high = self._powers[falls], self._powers[grows]
-        pairs = [(low.power, high.power), *((by, high.powers.get(of, 0.0)) for of, by in low.powers.items())]
-        if not any(down < 0 and up >= 2 for down, up in pairs):
+        if not any(by < 0 and high.powers.get(of, 0.0) >= 2 for of, by in low.powers.items() if of != TINY):
             return False
         bodies = [n.args[0] for n in self._graph.classes[grows] if n.head == "Red"]
         return not self._written.intersection((grows, *bodies))
@@ -154,9 +212,39 @@ class Ranges:
         return found - {node.words[1]} if node.head == "Red" else found
 
     def _is_matrix_product(self, body: int) -> bool:
-        """Whether two factors of a body have an axis each that the other has not."""
-        kinds = {self.axes(factor) for factor in self._factors(body, set())}
+        """Whether two factors of a body have an axis each that the other has not, and are to stay as they are stored."""
+        factors = list(self._factors(body, set()))
+        if self._narrow is not None and self._narrow.isdisjoint(
+            t for key in factors for t in self._tensors(key)
+        ):
+            return False
+        kinds = {self.axes(factor) for factor in factors}
         return any(one - other and other - one for one in kinds for other in kinds)
+
+    def _tensors(self, key: int) -> Iterator[str]:
+        """What a factor is a cast, or an element, of."""
+        for node in self._graph.classes[key]:
+            match node:
+                case Node("Leaf", (name,)):
+                    yield from (n.tensor for n in walk(self._encoder.leaves[name]) if isinstance(n, Load))
+                case Node("Cast", _, (arg,)):
+                    yield from self._tensors(arg)
+
+    def _is_power_of_counts(self, key: int) -> bool:
+        """Whether a class is a product of numbers of positions or of their inverses: of squares of what is divided by one. A single
+        one leaves a mean."""
+        seen = set[int]()
+
+        def is_count(part: int) -> bool:
+            if part in seen:
+                return False
+            seen.add(part)
+            return any(
+                self._is_number(node) or (node.head in ("Inv", "Sq", "Mul") and all(map(is_count, node.args)))
+                for node in self._graph.classes[part]
+            )
+
+        return not self._is_scale(key) and is_count(key)
 
     def _factors(self, key: int, seen: set[int]) -> Iterator[int]:
         products = [node for node in self._graph.classes.get(key, ()) if node.head == "Mul"]
@@ -194,13 +282,15 @@ class Ranges:
 
     def _settled(self) -> Mapping[int, _Growth]:
         """The growth of every class: of the form that grows and falls the least."""
-        bounded = (row[0] for row in self._graph.facts["bounded"])
-        found = {key: _Growth({}, 0.0, False) for key in bounded if isinstance(key, int)}
+        bounded = {row[0] for row in self._graph.facts["bounded"]}
+        found: dict[int, _Growth] = {}
 
         def improved(key: int) -> bool:
             nodes = self._graph.classes[key]
             forms = [self._growth(key, node, found) for node in nodes if found.keys() >= set(node.args)]
             best = min(forms, key=_Growth.size, default=None)
+            if best is not None and key in bounded:
+                best = _Growth({of: power for of, power in best.powers.items() if of == TINY}, 0.0, False)
             if best is None or (key in found and best.size() >= found[key].size()):
                 return False
             found[key] = best
@@ -212,14 +302,15 @@ class Ranges:
     def _growth(self, key: int, node: Node, found: Mapping[int, _Growth]) -> _Growth:
         args = [found[arg] for arg in node.args]
         powers = {of: power for of, power in self._powers_of(key, node, args).items() if power}
-        peak = max(abs(sum(powers.values())), *(arg.peak for arg in args), 0.0)
+        peak = max(abs(powers.get(ALL, 0.0)), *(arg.peak for arg in args), 0.0)
         return _Growth(powers, peak, node.head == "Red" or any(arg.is_reduced for arg in args))
 
     def _powers_of(self, key: int, node: Node, args: Sequence[_Growth]) -> Powers:
         powers = [arg.powers for arg in args]
         match node.head:
-            case "Inv" if args[0].is_reduced and args[0].peak <= 1:
-                return {of: -power for of, power in powers[0].items()}
+            case "Inv" if args[0].is_reduced:
+                is_range = args[0].peak <= 1
+                return {of: -power for of, power in powers[0].items() if is_range or of != ALL}
             case "Mul":
                 return _added(*powers)
             case "Ratio":
@@ -233,7 +324,12 @@ class Ranges:
             case "Neg" | "Abs" | "Cast" | "Add" | "Delta" | "Max" | "Min" | "Finite" | "Red":
                 return _largest(powers)
             case "Leaf" if isinstance(leaf := self._encoder.leaves[node.words[0]], Load):
-                return {leaf.tensor: 1.0}
+                own: dict[str | int, float] = {leaf.tensor: 1.0, ALL: 1.0, TINY: -1.0}
+                if leaf.tensor in self._scaled:
+                    own[TOGETHER] = 1.0
+                return own
+            case "Num" if 0 < abs(number := self._encoder.numbers[node.words[0]].value) < math.inf:
+                return {TINY: -math.log(abs(number)) / math.log(LEAST)}
             case _:
                 return {key: self._degree(node, dict.fromkeys(node.args, 1.0))}
 
@@ -293,6 +389,20 @@ class Ranges:
         return False
 
 
+def _scaled(encoder: Encoder) -> Iterator[str]:
+    """Tensors that a divisor of the program reduces, or that are divided by it."""
+    for terms in encoder.terms.values():
+        for expr in terms:
+            match expr:
+                case Call("div", (over, by)) | Call(
+                    "mul", (over, Call("div", (_, by)) | Call("rsqrt", (by,)))
+                ):
+                    reduced = [n.body for n in walk(by) if isinstance(n, Reduce)]
+                    yield from (
+                        n.tensor for n in walk(*reduced, *([over] if reduced else [])) if isinstance(n, Load)
+                    )
+
+
 def _is_sum(node: Node) -> bool:
     return node.head == "Red" and node.words[0] == "sum"
 
@@ -303,4 +413,4 @@ def _added(one: Powers, other: Powers) -> Powers:
 
 def _largest(powers: Sequence[Powers]) -> Powers:
     names = dict.fromkeys(of for some in powers for of in some)
-    return {of: max((some.get(of, 0.0) for some in powers), key=abs) for of in names}
+    return {of: max((some.get(of, 0.0) for some in powers), key=abs if of != TINY else None) for of in names}

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from eqfuse.loops import nodes as loops
-from eqfuse.loops.contraction import Contraction, Product, contraction, factors, scaled
+from eqfuse.loops.contraction import Contraction, Product, as_written, contraction, factors, scaled
 from eqfuse.loops.guards import follows
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
@@ -441,17 +442,19 @@ class Expressions:
         """How a reduction is a dot of reals; None where it is not one."""
         if expr.op != "sum" or not self._build.is_tile(expr.axis):
             return None
-        product = factors(expr.body, lambda local: self._look(local, expr.axis))
-        plan = contraction(product, expr.axis, self._types.dims, self._build.ordered)
+        look = partial(self._look, axis=expr.axis)
+        plan = contraction(factors(expr.body, look), expr.axis, self._types.dims, self._build.ordered)
         if plan is None or not self._dots.allow(plan, self._build.blocks[expr.axis].size):
             return None
         both = [self._types.dtype(side.expr()) for side in (plan.left, plan.right)]
-        if {*both} <= {
+        if set(both) == {self._build.accumulate}:
+            plan = as_written(plan, expr.body, look, self._types.dims)
+        elif {*both} <= {
             self._build.accumulate,
             "bf16",
         }:  # sums of products of f16 have more range than they need
-            plan = scaled(plan, self._types.dims, "bf16" in both)
-        return None if all(dtype in INTEGERS for dtype in both) else plan
+            plan = scaled(plan, self._types.dims, True)
+        return None if plan is None or all(dtype in INTEGERS for dtype in both) else plan
 
     def _look(self, local: Local, axis: str) -> Expr | None:
         """The definition of a named value that means the same here as where it was computed."""
