@@ -610,3 +610,25 @@ def test_statistics_of_what_is_not_nan(function: Callable[[torch.Tensor], torch.
         part = x[row, there].detach().requires_grad_()
         (expected,) = torch.autograd.grad(function(part[None]).nansum(), part)
         torch.testing.assert_close(found[row, there], expected, equal_nan=True)
+
+
+def test_sizes_of_dimensions_are_written_as_such() -> None:
+    def partial(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        n = 2 * c.shape[-1]
+        return torch.cat([x[..., :n] * c.repeat_interleave(2, -1), x[..., n:]], -1)
+
+    made = eq.from_torch(partial, r(6, 8), r(6, 3), native="off")
+    assert "axis[N(c, 1)]" in made.source and "size1" not in made.source
+    for x, c in ((r(6, 8), r(6, 3)), (r(4, 11), r(4, 2))):
+        assert torch.allclose(made(x, c), partial(x, c))
+
+
+def test_heatmaps_that_agree_in_their_number_of_positions_alone() -> None:
+    def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        n, c, h, w = p.shape
+        p, q = (x.view(n, c, -1).softmax(-1).view(n, c, h, w) for x in (p, q))
+        return (p * (p.log() - q.log())).sum((2, 3)).mean()
+
+    p, q = r(2, 3, 4, 5), r(2, 3, 4, 5)
+    found = eq.from_torch(divergence, p, q, native="off")(p, q)
+    assert torch.allclose(found, divergence(p, q), atol=1e-6)

@@ -158,3 +158,12 @@ def test_an_extent_that_cannot_be_is_shown(line: str, message: str, under: str) 
     text, carets = str(found.value).splitlines()[1:3]
     at = carets.index("^")
     assert text[at : at + carets.count("^")].startswith(under[0]) and under in text
+
+
+def test_a_condition_on_a_quotient_keeps_a_whole_tile_inside() -> None:
+    """A tile within which the quotient does not change reads one element, which is there where the condition holds."""
+    source = "l: axis[N(c, 1)]\nout[j, k] = where(k < 2 * N(l), x[j, k] * c[j, k // 2], x[j, k])"
+    kernel = eq.compile(source, target="cpu", native="off")
+    x, c = torch.randn(6, 8), torch.randn(6, 3)
+    expected = torch.cat([x[:, :6] * c.repeat_interleave(2, -1), x[:, 6:]], 1)
+    torch.testing.assert_close(kernel(x=x, c=c), expected)

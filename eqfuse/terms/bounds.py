@@ -75,6 +75,17 @@ def check_bounds(
     kind = decides(shapes, extents, scalars)
     if kind in passed:
         return
+    by_zero = check_divisors(program, extents, scalars)
+    for read in reads_outside(program, shapes, extents, scalars):
+        raise _error(program, read)
+    if not by_zero:
+        if len(passed) >= MOST_PASSED:
+            passed.clear()
+        passed.add(kind)
+
+
+def check_divisors(program: Program, extents: Mapping[str, int], scalars: Mapping[str, Any]) -> bool:
+    """Whether there are divisions of integers by 0, none of which counts. Raises BindError for one that does."""
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     by_zero: dict[Expr, Call] = {n: n for n in _divisions(program) if box.range(n.args[1]) == (0, 0)}
     for node, guards in _guarded(_roots(program), by_zero) if by_zero else ():
@@ -83,12 +94,7 @@ def check_bounds(
             raise BindError(
                 f"{show(node)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"
             )
-    for read in reads_outside(program, shapes, extents, scalars):
-        raise _error(program, read)
-    if not by_zero:
-        if len(passed) >= MOST_PASSED:
-            passed.clear()
-        passed.add(kind)
+    return bool(by_zero)
 
 
 Sizes = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, int], Mapping[str, Any]], tuple[Any, ...]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,7 +47,8 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
         lines.append(Line((name,), (axes_in(axes),), expr))
         groups.append(tuple(map(len, axes)))
     lines = _needed(_renamed(lines, names), names)
-    lines, numbers = _sizes_as_scalars(translation, lines)
+    lines, dimensions = _sizes_of_dimensions(translation, lines)
+    lines, numbers = _sizes_as_scalars(translation, lines, dimensions)
     lines, alike = _sizes_apart(translation.writer, lines)
     body = [_line(line) for line in lines]
     body.append(f"return {', '.join(names)}")
@@ -55,14 +56,15 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
     declared += _integers(translation, lines)
     declared += [f"{name}: i64" for name in numbers]
     declared += [f"{other}: axis[{axis}]" for axis, other in alike.items()]
+    declared += [f"{axis}: axis[N({name}, {k})]" for axis, (name, k) in dimensions.items()]
     program = parse("\n".join([*declared, *body]))
     lengths, sizes = _axes(
         translation, program, [axis for line in lines for own in line.axes for axis in own]
     )
     declared += lengths
-    dimensions = _dimensions(translation, program, sizes)
-    declared += [f"{axis}: axis[N({name}, {k})]" for axis, (name, k) in dimensions.items()]
-    sizes = {axis: size for axis, size in sizes.items() if axis not in dimensions}
+    places = _dimensions(translation, program, sizes)
+    declared += [f"{axis}: axis[N({name}, {k})]" for axis, (name, k) in places.items()]
+    sizes = {axis: size for axis, size in sizes.items() if axis not in places}
     computed = _computed(translation, [*declared, *body], sizes)
     declared += [f"{axis}: axis[{show(count)}]" for axis, count in computed.items()]
     used = axes_of(program.outputs)
@@ -134,13 +136,54 @@ def _needed(lines: list[Line], names: Sequence[str]) -> list[Line]:
     return kept[::-1]
 
 
-def _sizes_as_scalars(translation: Translation, lines: list[Line]) -> tuple[list[Line], dict[str, Extent]]:
-    """The definitions with a scalar for each number that is made of the extents of axes that no definition has, and these
-    numbers."""
-    writer = translation.writer
+def _bound(lines: Sequence[Line]) -> set[str]:
+    """The axes that definitions have."""
     axes = {axis for line in lines for own in line.axes for axis in own}
     axes |= {axis for line in lines if line.several for axis in line.several[1]}
-    axes |= {node.axis for line in lines for node in walk(*_exprs(line)) if isinstance(node, Reduce)}
+    return axes | {node.axis for line in lines for node in walk(*_exprs(line)) if isinstance(node, Reduce)}
+
+
+def _sizes_of_dimensions(
+    translation: Translation, lines: list[Line]
+) -> tuple[list[Line], dict[str, tuple[str, int]]]:
+    """The definitions with their numbers made of extents that tensors give; and axes that no definition has, with the dimensions
+    that they are as long as."""
+    writer, axes, read = translation.writer, _bound(lines), set().union(*map(_reads, lines))
+    sizes = writer.names.sizes
+    missing = {
+        node.axis
+        for line in lines
+        for node in walk(*_exprs(line))
+        if isinstance(node, SizeOf) and node.axis not in axes
+    }
+    plain = Writer(())
+    for axis in sorted(axes):
+        if _is_symbol(sizes[axis]):
+            plain.symbols.setdefault(sizes[axis], axis)
+    found: dict[str, tuple[str, int]] = {}
+    for name, shape in translation.shapes.items():
+        for dimension, size in enumerate(shape):
+            is_held = name in read and translation.dtypes[name].is_floating_point
+            if is_held and _is_symbol(size) and size not in plain.symbols:
+                axis = writer.symbols.get(size) or writer.names.axis(size)
+                found[axis], plain.symbols[size] = (name, dimension), axis
+    values: dict[Expr, Expr] = {}
+    for axis in missing:
+        if not isinstance(sizes[axis], int) and sizes[axis].free_symbols <= plain.symbols.keys():
+            with suppress(NotImplementedError):
+                values[SizeOf(axis)] = plain.size_text(sizes[axis])
+    used = sizes_in(values.values())
+    lines = [_replaced(line, values) for line in lines]
+    return lines, {axis: place for axis, place in found.items() if axis in used}
+
+
+def _sizes_as_scalars(
+    translation: Translation, lines: list[Line], dimensions: Collection[str]
+) -> tuple[list[Line], dict[str, Extent]]:
+    """The definitions with a scalar for each number that is made of the extents of axes that no definition and no dimension has,
+    and these numbers."""
+    writer = translation.writer
+    axes = _bound(lines) | set(dimensions)
     missing = {
         node.axis
         for line in lines

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.errors import BindError
-from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
+from eqfuse.terms.bounds import Outside, check_divisors, longer_dimensions, never_inside, reads_outside
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.extents import count_of, sizes_in
 from eqfuse.terms.floats import FloatDomain
@@ -161,10 +161,17 @@ def small_extents(
     Raises BindError for a read that is outside its tensor at all sizes tried.
     """
     found: list[dict[str, int]] = []
+    refused: BindError | None = None
     for choice in choices:
-        found.append(_fitting(program, scalars or {}, choice, least, pinned))
+        try:
+            found.append(_fitting(program, scalars or {}, choice, least, pinned))
+        except BindError as error:  # sizes that differ may not fit, where equal ones do
+            refused = refused or error
+            continue
         if work(program, found[-1]) <= LARGEST_WORK:
             break
+    if refused is not None and not found:
+        raise refused
     return min(found, key=lambda extents: work(program, extents))
 
 
@@ -203,6 +210,7 @@ def _fitting(
             shapes = small_shapes(program, extents, scalars)
             outside = list(reads_outside(program, shapes, extents, integers))
             if not outside:
+                check_divisors(program, extents, integers)
                 return extents
             for read in outside:
                 needed = _needed(read, plain.get((read.load.tensor, read.dimension)), classes, extents)

@@ -244,7 +244,13 @@ class Expressions:
             return [guard for guard in guards if may_keep_inside(guard, index)]
         if not any(map(_may_be_outside, walk(*index))):
             divided = set().union(*(self.free(part) for part in walk(*index) if _is_quotient(part)))
-            return [g for g in own if self._cuts(g, index) or any(tells(g, axis) for axis in divided)]
+            # A quotient may be one number for a whole tile, which then has no dimension of the axis that is divided.
+            near = [guard for guard in guards if self._types.dims(guard) <= {*dims, *divided}]
+            return [
+                guard
+                for guard in near
+                if (guard in own and self._cuts(guard, index)) or any(tells(guard, axis) for axis in divided)
+            ]
         if own or not any(map(is_shift, walk(*index))):
             return own
         return [guard for guard in self._connected(guards, index) if may_keep_inside(guard, index)]
