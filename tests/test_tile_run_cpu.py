@@ -590,3 +590,12 @@ def test_truths_are_loaded_under_a_mask(length: int) -> None:
     kernel = eq.compile("t: bool[j]\na = sum[j](where(j < L, where(t[j], x[j], 0), 0))", verify=False)
     t, x = torch.tensor([True, False, True]), torch.tensor([1.0, 2.0, 4.0])
     assert kernel(t=t, x=x, L=length) == (t * x)[:length].sum()
+
+
+@pytest.mark.parametrize("native", ["off", "wait"])
+def test_extremes_of_what_32_bits_do_not_hold_along_a_long_axis(native: str) -> None:
+    count = 2**31 // 100 + 1000
+    kernel = eq.compile("x: i8[j]\ny = argmax[j](where(x[j] > 0, 100 * j, 0))", target="cpu", native=native)
+    x = torch.zeros(count, dtype=torch.int8)
+    x[5] = x[count - 7] = 1
+    assert kernel(x=x).item() == count - 7

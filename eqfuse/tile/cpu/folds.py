@@ -13,6 +13,7 @@ from eqfuse.tile.cpu.elementwise import INTEGER_TILES, REAL
 from eqfuse.tile.cpu.values import TORCH, Item
 from eqfuse.tile.cpu.writer import Writer
 from eqfuse.tile.dtypes import INTEGERS, identity
+from eqfuse.tile.lower.types import POSITIONS
 from eqfuse.tile.nodes import FoldTile, MergeTile, RankTile, Value
 
 
@@ -78,8 +79,9 @@ def _list(
 
 
 def _narrow(text: str, item: Item, dtype: str) -> str:
-    """An operand as i32 where it is known to fit: positions are i64 in torch, whose extremes take ten times as long."""
-    return f"{text}.to(torch.int32)" if dtype == "i32" and item.dims else text
+    """An operand as i32 where it is known to fit: positions are i64 in torch, whose extremes take ten times as long. What is made
+    of positions is known to fit for axes of up to `POSITIONS`."""
+    return f"narrowed({text}, sizes, {POSITIONS})" if dtype == "i32" and item.dims else text
 
 
 def combine_source(fold: Fold, dtypes: Sequence[str]) -> str:

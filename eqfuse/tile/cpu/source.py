@@ -71,7 +71,7 @@ import torch
 
 from eqfuse.tile.cpu.torch_ops import checked, finite, first_ranks, fold_empty, fold_first, fold_pairwise
 from eqfuse.tile.cpu.torch_ops import from_float8, gather, gelu, integer_quotient, integer_remainder, invertible
-from eqfuse.tile.cpu.torch_ops import masked_product, scatter, search, shifted_left, shifted_right, strided
+from eqfuse.tile.cpu.torch_ops import masked_product, narrowed, scatter, search, shifted_left, shifted_right, strided
 from eqfuse.tile.cpu.torch_ops import to_float8, to_whole, uniform, vector_product, wrapped
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -154,6 +154,11 @@ def fold_empty(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
         return torch.amax(x, dim) if op == "max" else torch.amin(x, dim)
     shape = [extent for place, extent in enumerate(x.shape) if place != dim % x.dim()]
     return x.new_full(shape, _last(x.dtype, op == "max"))
+
+
+def narrowed(integers: torch.Tensor, sizes: Mapping[str, int], longest: int) -> torch.Tensor:
+    """Integers in 32 bits, where no axis has more positions than 32 bits are known to be enough for."""
+    return integers.to(torch.int32) if max(sizes.values(), default=0) <= longest else integers
 
 
 def fold_first(
