@@ -34,9 +34,11 @@ RESULTS = "EQFUSE_TEST_RESULTS"
 """The variable that names the folder of what this session's tests of AFTERWARDS compile."""
 
 AFTERWARDS = frozenset(
-    ("api", "bench", "calls", "from", "gpu", "native", "operator", "roles", "tile", "torch", "triton", "tune")
+    ("api", "bench", "calls", "from", "gpu", "grad", "native")
+    + ("operator", "roles", "tile", "torch", "triton", "tune")
 )
-"""Tests of these rooms, the first word of a file's name, are of code that runs after a program is derived and verified."""
+"""Tests of these rooms, the first word of a file's name, are of code that runs after a program is derived and verified, or of
+its gradient, which is a program again."""
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -53,7 +55,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Takes the mark `slow` off the cases that its `but` names; marks as a `sweep` what `pairwise` leaves out."""
+    """Takes the mark `slow` off the cases that its `but` names; marks as a `sweep` what `pairwise` leaves out. What is a sweep is
+    slow."""
     kept: dict[tuple[Path, str], int] = {}
     for item in items:
         mark = item.get_closest_marker("slow")
@@ -71,6 +74,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not count and not any("::" in argument for argument in items[0].config.args):
             raise pytest.UsageError(f"{path.name}::{name}: `slow(but=...)` names none of its cases")
     keep_pairs(items)
+    for item in items:
+        if item.get_closest_marker("sweep") is not None and item.get_closest_marker("slow") is None:
+            item.add_marker("slow")
 
 
 def keep_pairs(items: list[pytest.Item]) -> None:

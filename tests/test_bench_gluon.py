@@ -82,7 +82,7 @@ def test_forms_are_the_chosen_one_others_and_triton() -> None:
     assert "warp_specialize" in found[0].source(kernel) and "tl.dot" in found[-1].source(kernel)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_without_a_gpu_every_kernel_is_compiled(tmp_path: Path) -> None:
     options = Options(only="global_prefill", small=True)
     assert run("gluon", options, output=tmp_path / "x.json") == 0

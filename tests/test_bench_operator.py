@@ -14,7 +14,13 @@ from bench.workloads import WORKLOADS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gqa_decode", "layernorm", "rmsnorm_quant", "moe_routing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rmsnorm_quant",
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in ("gqa_decode", "layernorm", "moe_routing")),
+    ],
+)
 def test_programs_pass_every_check(name: str) -> None:
     row = checked(WORKLOADS[name])
     assert row["problems"] == [] and row["graphs"] == 1

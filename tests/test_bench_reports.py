@@ -38,7 +38,7 @@ def test_workloads(tmp_path: Path) -> None:
     assert all(found["triton_from_tiles"] < 1e-6 for found in row["schedules"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_workloads_side_by_side_are_in_the_order_of_the_table(tmp_path: Path) -> None:
     two = replace(ONE, only="variance,l2norm", jobs=2)
     assert run("workloads", two, output=tmp_path / "x.json") == 0
@@ -176,7 +176,7 @@ def test_names_of_own_programs_are_looked_for(tmp_path: Path) -> None:
     assert chosen_names("soft, de", ("decode", "prefill", "softmax")) == ["decode", "softmax"]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_report, "PROCESSES", 1)
     assert run("start", ONE, output=tmp_path / "x.json") == 0

@@ -63,7 +63,7 @@ def test_a_decoder_with_a_cache_continues_as_without() -> None:
         assert torch.allclose(model(ids[:, 6:], torch.tensor([6])), whole)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_every_way_gives_eagers_logits() -> None:
     report = Report("", models_report.COLUMNS)
     models_report.run(SMALL, report)

@@ -214,11 +214,12 @@ def test_a_fold_that_does_not_say_what_it_keeps_is_refused() -> None:
         eq.grad("y[i] = widest[j](x[i,j])")
 
 
+@pytest.mark.anew
 def test_the_text_is_the_same_every_time() -> None:
     assert eq.grad(ATTENTION, ("Q", "V")) == eq.grad(ATTENTION, ("Q", "V"))
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.sweep), 1])
 @pytest.mark.slow
 def test_random_programs(seed: int, tmp_path: Path) -> None:
     """More of them: `eqfuse bench grad`."""
