@@ -425,3 +425,27 @@ def test_attention_sinks() -> None:
         weights = torch.randn_like(expected)
         grads = (torch.autograd.grad((out * weights).sum(), given[0])[0] for out in (found, expected))
         torch.testing.assert_close(*grads)
+
+
+AT_TIES: dict[str, Callable[..., torch.Tensor]] = {
+    "clamp": lambda x, y: x.clamp(0, 1),
+    "clamp from below": lambda x, y: x.clamp(min=0),
+    "clamp by tensors": lambda x, y: torch.clamp(x, min=y, max=y + 1),
+    "maximum": torch.maximum,
+    "relu": lambda x, y: torch.relu(x),
+    "relu6": lambda x, y: F.relu6(6 * x),
+    "hardtanh": lambda x, y: F.hardtanh(x),
+    "hardswish": lambda x, y: F.hardswish(3 * x),
+    "hardsigmoid": lambda x, y: F.hardsigmoid(3 * x),
+    "max of a dimension": lambda x, y: x.max(-1).values,
+}
+
+
+@pytest.mark.parametrize("name", AT_TIES)
+def test_gradients_at_ties_are_those_of_torch(name: str) -> None:
+    fn = AT_TIES[name]
+    x = torch.tensor([[0.0, 1.0, 1.0, -2.0], [-1.0, 2.0, 2.0, 0.5]], requires_grad=True)
+    y = torch.tensor([[0.0, 0.0, 3.0, -2.0], [2.0, 1.0, 2.0, 0.25]])
+    found, expected = eq.from_torch(fn, x, y, native="off")(x, y), fn(x, y)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(out.sum(), x)[0] for out in (found, expected)))

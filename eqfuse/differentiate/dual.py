@@ -32,6 +32,10 @@ class Dual:
     tangent: Any = None
 
 
+LIMITS = {"at_least": "maximum", "at_most": "minimum"}
+"""Functions whose values are those of others."""
+
+
 class DualDomain:
     """Implements `terms.domain.Domain`, over another one."""
 
@@ -132,7 +136,7 @@ class DualDomain:
         return value
 
     def call(self, fn: str, args: Sequence[Dual]) -> Dual:
-        value = self.base.call(fn, [arg.value for arg in args])
+        value = self.base.call(LIMITS.get(fn, fn), [arg.value for arg in args])
         if all(arg.tangent is None for arg in args):
             return Dual(value)
         return Dual(value, self._shaped(self._tangent(fn, args, value), value))
@@ -157,6 +161,10 @@ class DualDomain:
                 return self._call("div", over, y.value)
             case (("maximum" | "minimum"), (x, y)):
                 return self._greater(x, y, "gt" if fn == "maximum" else "lt")
+            case (("at_least" | "at_most"), (x, y)):
+                one, two = (self._number(0.0) if t is None else t for t in (x.tangent, y.tangent))
+                inside = self.base.compare("ge" if fn == "at_least" else "le", x.value, y.value)
+                return self.base.where(inside, one, two)
             case "mod", (x, y):
                 whole = self._call("floor", self._call("div", x.value, y.value))
                 lost = self._scaled(whole, y.tangent)

@@ -20,7 +20,7 @@ from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.definitions import KeepingStops, definition
 from eqfuse.terms.expressions import Number, Reader
 from eqfuse.terms.folds import PAIR, contributions, fold_of
-from eqfuse.terms.functions import APART, FUNCTIONS
+from eqfuse.terms.functions import ABBREVIATIONS, APART, FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -63,7 +63,8 @@ def with_stops(program: Program, scalars: Mapping[str, Number] | None) -> Progra
     gradient to stop."""
     read = (each for each in REGISTERED.values() if each.name in program.source)
     known = [program.source, *(text for reduction in read for text in reduction.results)]
-    if not any(name in text for text in known for name in APART):
+    apart = [*APART, *(n for n, (_, text) in ABBREVIATIONS.items() if any(name in text for name in APART))]
+    if not any(name in text for text in known for name in apart):
         return program
     done = texts(Source.of(program.source), scalars, KeepingStops).reader.done
     dtypes = program_dtypes(program)

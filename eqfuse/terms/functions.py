@@ -523,7 +523,8 @@ _ROWS = (
         torch="torch.cos",
         triton="tl.cos",
     ),
-    # Known to derivatives alone: the value, as a constant; a root whose derivative at 0 is 0, as a norm has it.
+    # Known to derivatives alone: the value, as a constant; a root whose derivative at 0 is 0, as a norm has it; limits at which
+    # the derivative is that of the number, as a clamp has it.
     Function(
         "stop",
         _X,
@@ -548,6 +549,34 @@ _ROWS = (
         zero_at_zero=True,
         work=6,
         field="root",
+    ),
+    Function(
+        "at_least",
+        _XY,
+        ("where(x >= y, 1, 0)", "where(x < y, 1, 0)"),
+        "like",
+        definition="max(x, y)",
+        notation=True,
+        apart=True,
+        order="++",
+        zero_at_zero=True,
+        finite=True,
+        field="order",
+        numpy="maximum",
+    ),
+    Function(
+        "at_most",
+        _XY,
+        ("where(x <= y, 1, 0)", "where(x > y, 1, 0)"),
+        "like",
+        definition="min(x, y)",
+        notation=True,
+        apart=True,
+        order="++",
+        zero_at_zero=True,
+        finite=True,
+        field="order",
+        numpy="minimum",
     ),
     # Rounding
     *map(_cast, FLOATS),
@@ -619,7 +648,7 @@ VARIADIC: Mapping[str, str] = {"max": "maximum", "min": "minimum"}
 """Calls of two or more arguments, and the function that folds them."""
 
 ABBREVIATIONS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "clip": (("x", "low", "high"), "min(max(x, low), high)"),
+    "clip": (("x", "low", "high"), "at_most(at_least(x, low), high)"),
     "softplus": (("x",), "max(x, 0) + log1p(exp(-abs(x)))"),
 }
 """Calls that are read as what they stand for: the names of their arguments, and the text."""

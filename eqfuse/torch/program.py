@@ -291,7 +291,7 @@ def _quiet() -> Iterator[None]:
 KEPT = (
     "detach", "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
     "softmax.int", "log_softmax.int", "silu", "masked_fill.Scalar", "masked_fill.Tensor", "tril", "triu",
-    "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter", "einsum", "roll",
+    "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter", "einsum", "roll", "hardswish", "hardsigmoid",
 )  # fmt: skip
 """Operators that are translated as they are, not as what torch makes of them."""
 

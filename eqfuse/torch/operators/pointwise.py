@@ -275,14 +275,14 @@ def _(node: Node) -> Value:
     return elementwise(node.shape, node.dtype, [node.value("self")], compute)
 
 
-@operator("clamp", "clamp_min", "clamp_max", "hardtanh")
+@operator("clamp", "clamp_min", "clamp_max")
 def _(node: Node) -> Value:
     x = node.value("self")
     values, ends = [x], []
-    for end, fn in (("min", "maximum"), ("max", "minimum"), ("min_val", "maximum"), ("max_val", "minimum")):
+    for end, fn, of_integers in (("min", "at_least", "maximum"), ("max", "at_most", "minimum")):
         if node.has(end):
             values.append(node.value(end))
-            ends.append(fn)
+            ends.append(fn if x.is_real else of_integers)
 
     def compute(e: Expr, *bounds: Expr) -> Expr:
         for fn, bound in zip(ends, bounds, strict=True):
@@ -290,6 +290,35 @@ def _(node: Node) -> Value:
         return e
 
     return elementwise(node.shape, node.dtype, values, compute)
+
+
+@operator("hardtanh")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    low, high = (node.value(end).at(()) for end in ("min_val", "max_val"))
+
+    def compute(e: Expr) -> Expr:  # torch's derivative at the ends is 0
+        below, above = call("le", e, low), call("ge", e, high)
+        return _select(below, low, _select(above, high, e))
+
+    return elementwise(node.shape, node.dtype, [x], compute)
+
+
+def _hard_sigmoid(e: Expr) -> Expr:
+    """The sigmoid of straight lines; torch's derivative at -3 and 3 is that outside."""
+    between = _div(call("add", e, Const(3.0)), Const(6.0))
+    inside = _select(call("ge", e, Const(3.0)), Const(1.0), between)
+    return _select(call("le", e, Const(-3.0)), Const(0.0), inside)
+
+
+@operator("hardsigmoid")
+def _(node: Node) -> Value:
+    return elementwise(node.shape, node.dtype, [node.value("self")], _hard_sigmoid)
+
+
+@operator("hardswish")
+def _(node: Node) -> Value:
+    return elementwise(node.shape, node.dtype, [node.value("self")], lambda e: _mul(e, _hard_sigmoid(e)))
 
 
 @operator("where")
