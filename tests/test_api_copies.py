@@ -21,6 +21,9 @@ from eqfuse import compiler
 from eqfuse.calls.regions import Regions
 from eqfuse.extend.define import forget
 
+pytestmark = pytest.mark.anew
+"""Copies derive and plan for themselves, and threads at once."""
+
 SOFTMAX = "e[i,j] = exp(x[i,j] - max[j](x[i,j]))\ny[i,j] = e[i,j] / sum[j](e[i,j])"
 TWO = "m[i], v[i] = mean_var[j](x[i,j])\ny[i,j] = (x[i,j] - m[i]) * rsqrt(v[i] + c)\nreturn m, y"
 ARGMAX = "y[i] = argmax[j](x[i,j])"

@@ -26,6 +26,9 @@ from eqfuse.rules.egraph import client, server
 from eqfuse.rules.egraph.saturate import session
 from eqfuse.terms.floats import FloatDomain, rounded
 
+pytestmark = pytest.mark.anew
+"""Threads and processes that derive at once."""
+
 SOFTMAX = "e[i,j] = exp(x[i,j] - max[j](x[i,j]))\ny[i,j] = e[i,j] / sum[j](e[i,j])"
 SOURCES = (
     SOFTMAX,

@@ -21,6 +21,9 @@ from eqfuse.loops.plan import SCHEDULES
 from eqfuse.measure import as_tuple, worst_error
 from eqfuse.verify.budget import Error, Measurement, SpecialReport
 
+pytestmark = pytest.mark.anew
+"""Reports show what each stage of compiling takes."""
+
 ONE = Options(only="l2norm", small=True, torch_compile=False)
 
 
