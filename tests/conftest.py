@@ -34,7 +34,7 @@ RESULTS = "EQFUSE_TEST_RESULTS"
 """The variable that names the folder of what this session's tests of AFTERWARDS compile."""
 
 AFTERWARDS = frozenset(
-    ("api", "bench", "calls", "from", "gpu", "grad", "native", "operator", "roles", "tile", "triton")
+    ("api", "bench", "calls", "from", "grad", "native", "operator", "roles", "tile", "triton")
 )
 """Tests of these rooms, the first word of a file's name, are of code that runs after a program is derived and verified, or of
 its gradient, which is a program again."""
@@ -106,10 +106,12 @@ def pytest_collection_finish() -> None:
 
 
 def shares_results(item: pytest.Item) -> bool:
-    """Whether what this test compiles is kept for the session, and read from there."""
+    """Whether what this test compiles is kept for the session, and read from there. On a GPU kernels are launched in another way
+    where their binaries are kept, so tests on one share nothing."""
     room = item.path.stem.split("_")[1]
     names = getattr(item, "fixturenames", ())
-    return room in AFTERWARDS and "monkeypatch" not in names and item.get_closest_marker("anew") is None
+    is_apart = any(item.get_closest_marker(name) is not None for name in ("anew", "gpu"))
+    return room in AFTERWARDS and "monkeypatch" not in names and not is_apart
 
 
 def pytest_configure(config: pytest.Config) -> None:
