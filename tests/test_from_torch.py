@@ -345,8 +345,10 @@ def _unrolled(x: torch.Tensor) -> torch.Tensor:
             "x.shape[0] > y.shape[0]",
         ),
         (lambda x: x.view(-1, 4).sum(-1), [(8,)], [(10,)], "Mod(x.shape[0], 4) == 0"),
+        (lambda x: x[:5].sum(0), [(8, 3)], [(4, 3)], "x.shape[0] >= 5"),
+        (lambda x: x[2] * x.shape[0], [(8, 3)], [(2, 3)], "x.shape[0] > 2"),
     ],
-    ids=["range", "unbind", "if", "view"],
+    ids=["range", "unbind", "if", "view", "slice", "index"],
 )
 def test_sizes_at_which_the_code_takes_another_way_are_refused(
     function: Callable[..., torch.Tensor], examples: list[Any], others: list[Any], said: str
@@ -365,6 +367,20 @@ def test_sizes_that_differ_in_what_no_position_depends_on_are_taken() -> None:
     for n, m in ((8, 3), (16, 2), (4, 6), (8, 1)):
         x = torch.randn(n, m)
         assert torch.equal(program(x), function(x))
+
+
+def test_a_loop_over_positions_of_one_tensor_writes_into_one_as_long_as_another() -> None:
+    def function(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(v[..., 0])
+        for i in range(k.shape[1]):
+            out[:, i] = (k[:, i] * v[:, i]).sum(-1)
+        return out
+
+    k, v = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    program = eq.from_torch(function, k, v, native="off")
+    assert torch.allclose(program(k, v), function(k, v), atol=1e-6)
+    longer = torch.randn(2, 5, 4)
+    assert torch.allclose(program(k, longer), function(k, longer), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -21,6 +21,9 @@ LAYOUT = (
 )  # fmt: skip
 """Functions of torch that ask about sizes to know how a tensor lies in memory."""
 
+INDEXING = "_compute_slice_index", "__torch_function__"
+"""Functions in which torch asks whether a slice ends inside of a dimension, and whether an index does."""
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -64,14 +67,17 @@ def guards_of(
 
 def _decides_code(guard: Any) -> bool:
     """Whether results depend on it. All guards of code outside of torch do; of torch's own the equations, as of the
-    number of parts that `split` makes, and not what it asks to choose between ways to the same result."""
+    number of parts that `split` makes, and ends of indexing, and not what it asks to choose between ways to the same result."""
     import sympy
 
     place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
     inside = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
     if not str(getattr(place, "filename", inside[0])).startswith(inside):
         return True
-    return isinstance(guard.expr, sympy.Eq) and getattr(place, "name", None) not in LAYOUT
+    name = getattr(place, "name", None)
+    if isinstance(guard.expr, sympy.Eq):
+        return name not in LAYOUT
+    return name in INDEXING and not isinstance(guard.expr, sympy.Ne)
 
 
 def _text(relation: Any) -> str:

@@ -303,11 +303,16 @@ def _given(translation: Translation, program: Program) -> dict[str, Extent]:
 def _dimensions(
     translation: Translation, program: Program, wanted: Mapping[str, Extent]
 ) -> dict[str, tuple[str, int]]:
-    """The dimensions of tensors that axes have the extents of, though none is read along them."""
+    """The dimensions of tensors that axes have the extents of, though none is read along them. One that is read at a number
+    holds so many positions, which conditions on the axis, as `where(n == 4, x[4], …)`, would leave open."""
+    reads = [node for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Load)]
+    counted = {
+        (load.tensor, k) for load in reads for k, index in enumerate(load.index) if isinstance(index, Const)
+    }
     places: dict[Extent, tuple[str, int]] = {}
     for tensor in program.tensors:
         for dimension, size in enumerate(translation.shapes[tensor.name]):
-            if tensor.axes[dimension] is None:
+            if tensor.axes[dimension] is None and (tensor.name, dimension) not in counted:
                 places.setdefault(translation.writer.same(size), (tensor.name, dimension))
     return {axis: places[size] for axis, size in wanted.items() if size in places}
 
@@ -323,7 +328,7 @@ def _computed(
             writer.symbols.setdefault(size, axis)
     found: dict[str, Expr] = {}
     for axis, size in wanted.items():
-        if size.free_symbols <= writer.symbols.keys():
+        if not _is_symbol(size) and size.free_symbols <= writer.symbols.keys():
             with suppress(NotImplementedError):
                 found[axis] = writer.size_text(size)
     found = {axis: expr for axis, expr in found.items() if is_count(expr)}

@@ -241,10 +241,24 @@ def _needed(
     if axis is not None and read.high >= extents[axis]:
         needed[classes.find(("", axis))] = read.high + 1
     if read.low < 0:
-        for part in walk(read.load.index[read.dimension]):
-            if isinstance(part, Size):
-                needed[classes.find(("", part.axis))] = extents[part.axis] - read.low
+        for part in _added(read.load.index[read.dimension]):
+            needed[classes.find(("", part.axis))] = extents[part.axis] - read.low
     return needed
+
+
+def _added(expr: Expr, sign: int = 1) -> Iterator[Size]:
+    """The sizes that make an index larger."""
+    match expr:
+        case Size() if sign > 0:
+            yield expr
+        case Call("sub", (left, right)):
+            yield from _added(left, sign)
+            yield from _added(right, -sign)
+        case Call("neg", (of,)):
+            yield from _added(of, -sign)
+        case Call(_, args):
+            for arg in args:
+                yield from _added(arg, sign)
 
 
 def short_axes(
