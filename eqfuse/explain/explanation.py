@@ -79,7 +79,12 @@ def why_not(report: Report) -> tuple[Reason, ...]:
     refused = refusals(report.program, report.plan, report.merges, report.order, rules)
     divided = divisions(report.program, report.plan, report.plans)
     apart = left_apart(report.program, report.plan) if is_rewritten else ()
-    return unfinished + unverified + tuple(refused) + (*divided, *apart, *finite_masks(report.program))
+    return (
+        unfinished
+        + unverified
+        + tuple(refused)
+        + (*divided, *apart, *finite_masks(report.program, report.plan))
+    )
 
 
 def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[Block]:

@@ -12,7 +12,11 @@ from eqfuse.errors import EqfuseError, Span, VerificationError, locate, source_l
 from eqfuse.explain.report import Report
 from eqfuse.extract.partition import Merges
 from eqfuse.limits import OverLimit
+from eqfuse.loops.dominance import parted
+from eqfuse.loops.lower import lower
+from eqfuse.loops.nodes import Let
 from eqfuse.loops.plan import KernelPlan, Plan
+from eqfuse.loops.walk import loops_in
 from eqfuse.proof.check import Statement, read_rule
 from eqfuse.proof.congruence import Closure
 from eqfuse.proof.elaborate import known_values, named, over_parts
@@ -147,16 +151,17 @@ class Apart:
 
 @dataclass(frozen=True)
 class FiniteMask:
-    """A mask by a number rather than by -inf: loops visit what it covers, as a value may be below the number."""
+    """A mask by a number rather than by -inf whose loop visits what it covers: the maximum of what it leaves does not tell that
+    this vanishes, as where the axis is divided into shards, each with a maximum of its own."""
 
     number: str
     axis: str
+    is_divided: bool
     source: str
 
     def __str__(self) -> str:
-        message = (
-            f"positions of {self.axis} that a mask sets to {self.number} are visited: a value may be below it"
-        )
+        why = "no part of the axis has its maximum" if self.is_divided else "a value may be below it"
+        message = f"positions of {self.axis} that a mask sets to {self.number} are visited: {why}"
         hint = "write -inf where they are left out: blocks of them are then passed over"
         return str(EqfuseError(message, source=self.source, span=_last(self.source, self.number), hint=hint))
 
@@ -422,19 +427,25 @@ def left_apart(program: Program, plan: Plan) -> Iterator[Apart]:
             yield Apart((mine[0], theirs[0]), (one.name, other.name), read, walked, program.source)
 
 
-def finite_masks(program: Program) -> Iterator[FiniteMask]:
-    """Masks by a large negative number along an axis whose greatest value is taken, as in a softmax."""
+def finite_masks(program: Program, plan: Plan) -> Iterator[FiniteMask]:
+    """Masks by a large negative number along an axis whose greatest value is taken, as in a softmax, that loops do not leave out."""
     seen: set[tuple[float, str]] = set()
-    folds = (node for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Reduce))
-    for fold in (fold for fold in folds if fold.op == "max"):
-        for part in walk(fold.body):
-            match part:
-                case Call("where", (condition, _, Const(number))) if -math.inf < number <= MASKING:
-                    if fold.axis in free_axes(condition) and (number, fold.axis) not in seen:
-                        seen.add((number, fold.axis))
-                        written = re.findall(r"-\d[\d.]*(?:e[+-]?\d+)?", program.source)
-                        text = next((text for text in written if float(text) == number), f"{number:g}")
-                        yield FiniteMask(text, fold.axis, program.source)
+    nest = lower(plan, program)
+    for kernel in nest.kernels:
+        for loop in loops_in(kernel.body):
+            lets = [stmt.expr for stmt in loop.body if isinstance(stmt, Let)]
+            folds = {node.op for node in walk(*lets) if isinstance(node, Reduce) and node.axis == loop.axis}
+            if "max" not in folds or parted(loop, program, kernel.ascending) is not None:
+                continue
+            axis = dict(nest.domains).get(loop.axis, loop.axis)
+            for node in walk(*lets):
+                match node:
+                    case Call("where", (condition, _, Const(number))) if -math.inf < number <= MASKING:
+                        if loop.axis in free_axes(condition) and (number, axis) not in seen:
+                            seen.add((number, axis))
+                            written = re.findall(r"-\d[\d.]*(?:e[+-]?\d+)?", program.source)
+                            text = next((text for text in written if float(text) == number), f"{number:g}")
+                            yield FiniteMask(text, axis, loop.shard is not None, program.source)
 
 
 def _reads(kernel: KernelPlan, tensor: str) -> bool:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.identity import predicates, vanishes
+from eqfuse.loops.dominance import may_be_skipped
+from eqfuse.loops.identity import predicates
 from eqfuse.loops.kernel_axes import KEPT
 from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.walk import loops_in
@@ -49,7 +50,7 @@ def covering(kernel: Kernel) -> Mapping[str, Predicates]:
             for predicate in predicates(loop)
             if loop.axis in free_axes(predicate)
             for wanted in (True, False)
-            if vanishes(loop, predicate, not wanted)
+            if may_be_skipped(loop, predicate, not wanted, kernel.ascending)
             for part in conjuncts(predicate, wanted)
             if loop.axis in free_axes(part)
             and all(isinstance(node, Axis | Size | Const | Call) for node in walk(part))
@@ -94,7 +95,7 @@ def ragged(kernel: Kernel) -> Mapping[str, Ragged]:
                     part: _ends(part, loop.axis, kernel.ascending) for part in conjuncts(predicate, wanted)
                 }
                 parts = {part: ends for part, ends in parts.items() if ends}
-                if parts and vanishes(loop, predicate, not wanted):
+                if parts and may_be_skipped(loop, predicate, not wanted, kernel.ascending):
                     ends = ends.union(*parts.values())
                     loads += [node for node in walk(*parts) if isinstance(node, Load)]
         searched = any(_ascends(load, loop.axis, kernel.ascending) for load in loads)

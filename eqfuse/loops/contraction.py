@@ -55,6 +55,13 @@ class Product:
     def inverse(self) -> Product:
         return Product(self.under, self.over)
 
+    def apart(self, wanted: Callable[[Expr], bool]) -> tuple[Product, Product]:
+        """The product of the factors and divisors that are wanted, and that of the others."""
+        over, under = (
+            [[p for p in side if wanted(p) is w] for w in (True, False)] for side in (self.over, self.under)
+        )
+        return Product(tuple(over[0]), tuple(under[0])), Product(tuple(over[1]), tuple(under[1]))
+
     @property
     def parts(self) -> tuple[Expr, ...]:
         """Factors and divisors."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from eqfuse.loops.guards import Guards, common, guarded
 from eqfuse.loops.nodes import Let, Loop
-from eqfuse.terms.assume import simplified
+from eqfuse.terms.assume import Supposed, simplified
 from eqfuse.terms.nodes import Call, Expr, Local
 
 
-def vanishes(loop: Loop, predicate: Expr, value: bool) -> bool:
-    """Whether every carried value keeps its old value where `predicate` has this truth value.
+def vanishes(loop: Loop, predicate: Expr, value: bool, *, supposed: Supposed | None = None) -> bool:
+    """Whether every carried value keeps its old value where `predicate` has this truth value, and what is `supposed` (see
+    `simplified`) holds.
 
     Also False where the loop stores anything, since a skipped tile would not be stored.
     """
@@ -24,7 +25,7 @@ def vanishes(loop: Loop, predicate: Expr, value: bool) -> bool:
     known: dict[str, Expr] = {}
     for stmt in loop.body:
         assert isinstance(stmt, Let)
-        known[stmt.name] = simplified(stmt.expr, known, predicate, value)
+        known[stmt.name] = simplified(stmt.expr, known, predicate, value, supposed=supposed)
     return all(known.get(item.next) is Local(item.name, ()) for item in loop.carried)
 
 

@@ -8,7 +8,7 @@ is finite by itself, cancels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS
@@ -34,6 +34,9 @@ from eqfuse.terms.nodes import (
 ZERO, ONE = Const(0.0), Const(1.0)
 LOW, HIGH = Const(-math.inf), Const(math.inf)
 
+Supposed = Callable[[Expr, Expr], Expr]
+"""What is supposed of a node, given as it is written and as it was simplified."""
+
 _KEEP_ZERO = frozenset(name for name, row in FUNCTIONS.items() if row.zero_at_zero)
 _KEEP_FINITE = frozenset(name for name, row in FUNCTIONS.items() if row.finite)
 _WIDE_CASTS = frozenset(CASTS) - FLOAT8.keys()
@@ -48,10 +51,17 @@ def is_zero_without(expr: Expr, predicate: Expr, value: bool) -> bool:
 
 
 def simplified(
-    expr: Expr, known: Mapping[str, Expr], predicate: Expr, value: bool, *, up_to_nan: bool = False
+    expr: Expr,
+    known: Mapping[str, Expr],
+    predicate: Expr,
+    value: bool,
+    *,
+    up_to_nan: bool = False,
+    supposed: Supposed | None = None,
 ) -> Expr:
     """`expr` with named values replaced and the predicate assumed; names left over lose their dims. `up_to_nan`, it
-    may say a number where `expr` is NaN: whatever is not seen to be infinite or 0 is taken to be neither."""
+    may say a number where `expr` is NaN: whatever is not seen to be infinite or 0 is taken to be neither. `supposed` gives
+    what is supposed of a node of `expr`, from it and what it was simplified to."""
     memo: dict[Expr, Expr] = {}
     for node in walk(expr):
         match node:
@@ -61,7 +71,8 @@ def simplified(
                 memo[node] = known.get(name, Local(name, ()))
             case _:
                 again = rebuild(node, tuple(memo[child] for child in children(node)))
-                memo[node] = _simplify(again, up_to_nan)
+                found = _simplify(again, up_to_nan)
+                memo[node] = found if supposed is None else supposed(node, found)
     return memo[expr]
 
 

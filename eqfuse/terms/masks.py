@@ -47,6 +47,11 @@ def masked(program: Program, values: Mapping[str, Expr] | None = None) -> Callab
     return lambda expr: transform(expr, masks.step, memo)
 
 
+def is_mask(program: Program, condition: Expr) -> bool:
+    """Whether a condition is a mask: it reads no real number."""
+    return _Masks(program, {}).is_mask(condition)
+
+
 class _Masks:
     def __init__(self, program: Program, values: Mapping[str, Expr]) -> None:
         self._integers = frozenset(program.integers)
@@ -98,7 +103,7 @@ class _Masks:
         written = self._written(factor, axis)
         found: dict[Expr, None] = {}
         for condition in dict.fromkeys(_conditions(written)):
-            if axis in free_axes(condition) and self._is_mask(condition):
+            if axis in free_axes(condition) and self.is_mask(condition):
                 for value in (False, True):
                     if is_zero_without(written, condition, value):
                         found.setdefault(call("not", condition) if value else condition)
@@ -109,13 +114,13 @@ class _Masks:
 
         return expanded(expr, lambda local: self._values.get(local.name) if axis in local.dims else None)
 
-    def _is_mask(self, condition: Expr) -> bool:
+    def is_mask(self, condition: Expr) -> bool:
         """Whether a condition reads no real number."""
         match condition:
             case Load():
                 return True
             case Call(fn, args) if fn in LOGICAL:
-                return all(map(self._is_mask, args))
+                return all(map(self.is_mask, args))
             case _:
                 return all(map(self._is_discrete, walk(condition)))
 

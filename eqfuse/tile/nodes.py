@@ -301,7 +301,8 @@ class For(Generic[S_co]):
 
     `masked` is False where no position of any block is past the end (and every predicate that cuts
     the range of the loop was proved to hold): such a body has no `Bound` of `axis`. With `masked`,
-    every `Bound` of `axis` in the body has the loop's own `stop`. `start > stop` visits nothing.
+    every `Bound` of `axis` in the body has the loop's own `stop`. `start > stop` visits nothing. One that is `rare` visits
+    nothing for ordinary data.
     """
 
     axis: str
@@ -310,6 +311,7 @@ class For(Generic[S_co]):
     carried: tuple[Carried, ...]
     body: tuple[S_co, ...]
     masked: bool = False
+    rare: bool = False
 
 
 @dataclass(frozen=True)

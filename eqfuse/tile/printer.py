@@ -82,8 +82,8 @@ class KernelPrinter:
                     self._constants[value.name] = constant(op)
                 case Let(value, op):
                     yield f"{indent}{typed(value)} = {show_op(value, op, self._name)}"
-                case For(axis, start, stop, carried, inner, masked):
-                    kind = " masked" if masked and self._shows_masks else ""
+                case For(axis, start, stop, carried, inner, masked, rare):
+                    kind = (" masked" if masked and self._shows_masks else "") + (" rare" if rare else "")
                     yield f"{indent}for {axis} in {self._name(start)}..{self._name(stop)}{kind}:"
                     yield from self._carrying(carried, inner, indent + "    ")
                 case If(condition, inner, results):

@@ -54,6 +54,7 @@ class Scope:
     axis: str | None = None
     stop: Value | None = None
     masked: bool = False
+    rare: bool = False
     body: list[Stmt] = field(default_factory=list)
     ops: dict[tuple[object, ...], Value] = field(default_factory=dict)
     values: dict[tuple[object, ...], Value] = field(default_factory=dict)
@@ -112,8 +113,8 @@ class Builder:
     def level(self) -> int:
         return len(self.scopes) - 1
 
-    def open(self, axis: str, stop: Value, masked: bool) -> None:
-        self.scopes.append(Scope(axis, stop, masked))
+    def open(self, axis: str, stop: Value, masked: bool, *, rare: bool = False) -> None:
+        self.scopes.append(Scope(axis, stop, masked, rare))
 
     def carry(self, hint: str, dims: tuple[str, ...], dtype: str) -> Value:
         """A value carried by the loop that was just opened."""
@@ -123,7 +124,7 @@ class Builder:
         """Ends the innermost loop and places it as far outside as what it reads allows."""
         scope = self.scopes.pop()
         assert scope.axis is not None and scope.stop is not None
-        loop = For(scope.axis, start, scope.stop, tuple(carried), tuple(scope.body), scope.masked)
+        loop = For(scope.axis, start, scope.stop, tuple(carried), tuple(scope.body), scope.masked, scope.rare)
         inside = {value.name for value in defined((loop,))}
         read = [self._levels[name] for name in used((loop,)) - inside]
         level = self.level if any(isinstance(s, Store) for s in nested((loop,))) else max(read, default=0)

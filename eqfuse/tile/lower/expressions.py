@@ -424,6 +424,16 @@ class Expressions:
             found.append(least)
         return found[0], found[1]
 
+    def anywhere(self, condition: Expr) -> Value:
+        """Whether a condition holds at some position of those that the blocks have: a scalar."""
+        build = self._build
+        found = build.cast(build.truth(self.value(condition)), "i32", "some")
+        for axis in reversed(found.dims):
+            found = self._padded(found, axis, 0)
+            rest = tuple(dim for dim in found.dims if dim != axis)
+            found = build.emit(ReduceTile("max", found, axis), rest, "i32", f"some_{axis}")
+        return build.truth(found)
+
     def _padded(self, value: Value, axis: str, number: float) -> Value:
         """`value` with `number` at positions past the end of the axis."""
         build = self._build

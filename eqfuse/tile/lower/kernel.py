@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.blocks import Block
+from eqfuse.loops.dominance import Parted, of_rows, parted
 from eqfuse.loops.guards import Guards, needed
 from eqfuse.loops.walk import expressions
-from eqfuse.terms.nodes import Const, Expr, Local, Size, children, walk
+from eqfuse.terms.nodes import Const, Expr, Local, Program, Size, call, children, walk
 from eqfuse.tile.check import TileError
 from eqfuse.tile.lower.builder import Binding, Builder
 from eqfuse.tile.lower.dot import DotRules
@@ -37,8 +38,10 @@ class KernelLowering:
         accumulate: str,
         dots: DotRules,
         kept: Mapping[Expr, Guards],
+        program: Program,
     ) -> None:
         self._kernel = kernel
+        self._program = program
         self._domains = domains
         self._tensors = tensors
         self._aligned: set[str] = set()
@@ -124,13 +127,18 @@ class KernelLowering:
                 dims, dtype = types[item.name]
                 init = build.cast(self._expressions.value(item.init, f"{_readable(item.name)}_init"), dtype)
                 state[item.name] = build.align(init, build.ordered(dims))
+            parts: Parted | None = None
             if block.kind == "unit":
                 start, stop = (
                     build.cast(self._expressions.value(bound), "i32") for bound in (loop.start, loop.stop)
                 )
                 segments: tuple[Segment, ...] = (Segment(start, stop, False, loop.body),)
             else:
-                partition = Partition(build, self._types, self._expressions, loop, self._kernel)
+                parts = parted(loop, self._program, self._kernel.ascending)
+                if parts is None:
+                    partition = self._partition(loop)
+                else:
+                    partition = self._partition(parts.seen, parts.predicate, parts.masked)
                 segments = partition.segments()
                 if partition.at_multiples is not None:
                     self._aligned.discard(loop.axis)
@@ -138,8 +146,41 @@ class KernelLowering:
                     self._aligned.add(loop.axis)
             for segment in segments:
                 state = self._segment(loop, segment, state)
+            if parts is not None:
+                for name, value in state.items():
+                    build.bind(name, Binding(value, None))
+                self._aligned.discard(loop.axis)
+                state = self._rest(loop, parts, state)
         for name, value in state.items():
             self._build.bind(name, Binding(value, None))
+
+    def _rest(self, loop: loops.Loop, parts: Parted, state: Mapping[str, Value]) -> dict[str, Value]:
+        """What a mask puts a number at, where some row needs it: rows of which the mask leaves nothing, and others."""
+        build, expressions = self._build, self._expressions
+        partition = self._partition(parts.rest, parts.predicate, not parts.masked)
+        needed = call("not", parts.condition)
+        some = expressions.anywhere(needed)
+        is_left = call("not", parts.predicate) if parts.masked else parts.predicate
+        look = partition.rare(some)
+        build.open(loop.axis, look.stop, look.masked, rare=True)
+        seen = build.carry("seen", (), "i32")
+        here = build.cast(expressions.anywhere(call("and", needed, is_left)), "i32")
+        carried = Carried(
+            seen, build.constant(0, "i32"), build.elementwise("maximum", (seen, here), "seen_new")
+        )
+        build.close(look.start, [carried])
+        mixed = build.truth(seen)
+        alone = build.elementwise("and", (some, build.elementwise("not", (mixed,), "unmixed")), "alone")
+        rows = of_rows(loop, parts, needed)
+        state = self._segment(rows, partition.rare(alone, rows.body), state)
+        for name, value in state.items():
+            build.bind(name, Binding(value, None))
+        return self._segment(loop, partition.rare(mixed), state)
+
+    def _partition(self, loop: loops.Loop, predicate: Expr | None = None, value: bool = False) -> Partition:
+        """Cuts a loop, whose tiles a truth value of a predicate empties."""
+        emptied = {} if predicate is None else {predicate: value}
+        return Partition(self._build, self._types, self._expressions, loop, self._kernel, emptied)
 
     def _same_extent(self, left: str, right: str) -> bool:
         return self._domains.get(left, left) == self._domains.get(right, right)
@@ -156,7 +197,7 @@ class KernelLowering:
 
     def _segment(self, loop: loops.Loop, segment: Segment, state: Mapping[str, Value]) -> dict[str, Value]:
         build = self._build
-        build.open(loop.axis, segment.stop, segment.masked)
+        build.open(loop.axis, segment.stop, segment.masked, rare=segment.rare)
         inside = {name: build.carry(_readable(name), init.dims, init.dtype) for name, init in state.items()}
         for name, value in inside.items():
             self._build.bind(name, Binding(value, None))

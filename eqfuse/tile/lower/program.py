@@ -65,7 +65,15 @@ def lower(
     kept = _renamed(keeping(program, may_miss), own)
     kernels = tuple(
         KernelLowering(
-            kernel, _blocks(kernel, config, domains), domains, tensors, scalars, accumulate, dots, kept
+            kernel,
+            _blocks(kernel, config, domains),
+            domains,
+            tensors,
+            scalars,
+            accumulate,
+            dots,
+            kept,
+            program,
         ).run()
         for kernel, config in zip(map(expanded, nest.kernels), configs, strict=True)
     )

@@ -8,6 +8,14 @@ the blocks are complete it carries no bound either. So one loop becomes up to th
         body                  ->    for j in full_low..full_high    every block complete, predicate true
                                     for j in full_high..high        masked
 
+Where a mask puts a number, the loop comes in two parts (loops/dominance.py). The first is cut as any other; the second is
+walked where its condition does not hold for some position of the other axes, once, with its predicates:
+
+                                    for j in where(some, low, high)..high       masked, rare
+
+Rows that the number counts in mostly have nothing else: what they add up is then the same at all positions, and comes out of
+products. So that is walked twice: first to see whether such a row has anything else.
+
 Blocks are counted from the start of the range, or, where `low` is data, from there: nothing before it is read.
 """
 
@@ -31,13 +39,14 @@ from eqfuse.tile.nodes import Value
 @dataclass(frozen=True)
 class Segment:
     """Part of a loop's range, and the body that it needs, in which the predicates that are `proven` there have their
-    truth values. See `nodes.For` for `masked`."""
+    truth values. See `nodes.For` for `masked` and `rare`."""
 
     start: Value
     stop: Value
     masked: bool
     body: tuple[Stmt, ...]
     proven: Mapping[Expr, bool] = field(default_factory=dict)
+    rare: bool = False
 
 
 class Partition:
@@ -50,7 +59,10 @@ class Partition:
         expressions: Expressions,
         loop: Loop,
         kernel: Kernel,
+        emptied: Mapping[Expr, bool] | None = None,
     ) -> None:
+        """`emptied` are truth values of predicates that are known to empty a tile."""
+        self._emptied = emptied or {}
         self._build = build
         self._types = types
         self._expressions = expressions
@@ -95,6 +107,16 @@ class Partition:
         if full_low is low:
             return interior, tail
         return Segment(low, build.integer("minimum", full_low, high), True, body), interior, tail
+
+    def rare(self, walked: Value, body: tuple[Stmt, ...] = ()) -> Segment:
+        """The whole range, walked where a scalar says so, with a body of its own where it has one."""
+        build = self._build
+        start, stop = (self._expressions.value(bound) for bound in (self._loop.start, self._loop.stop))
+        region = self._region()
+        low = start if region.low is None else build.integer("maximum", start, region.low)
+        high = stop if region.high is None else build.integer("minimum", stop, region.high)
+        first = build.elementwise("where", (walked, low, high), f"{self._loop.axis}_rest")
+        return Segment(first, high, True, body or self._loop.body, rare=True)
 
     def _part(self, region: Region, shard: str) -> tuple[Value, Value]:
         """What a shard takes of the positions that data leaves to visit: whole blocks, the same number for every
@@ -152,7 +174,9 @@ class Partition:
             if self._loop.axis not in free_axes(predicate):
                 continue
             for wanted in (True, False):
-                if vanishes(self._loop, predicate, not wanted):
+                if self._emptied.get(predicate) is (not wanted) or vanishes(
+                    self._loop, predicate, not wanted
+                ):
                     found = self._regions.both(found, self._regions.of(predicate, wanted, guards))
         return found or EVERYWHERE
 

@@ -40,7 +40,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, in_kernels
-from eqfuse.tile.walk import mapped, nested, operands, ops_of
+from eqfuse.tile.walk import defined, mapped, nested, operands, ops_of
 
 _LINEAR = frozenset(("add", "sub", "neg", "abs", "relu", "maximum", "minimum", "finite"))
 """Functions f with f(c x, c y) = c f(x, y) for every c > 0."""
@@ -265,11 +265,12 @@ def _is_exponential(let: Let) -> bool:
 def log2_scaled(kernel: Kernel, exact: frozenset[str] = frozenset()) -> frozenset[str]:
     """Names of the values of `kernel` to keep multiplied by log2(e): none that is loaded from a buffer of `exact` or
     stored in one."""
-    flow = _Flow()
+    great = _made_of_great_numbers(kernel)
+    flow = _Flow(great)
     for stmt in nested(kernel.body):
         flow.add(stmt)
     found: set[str] = set()
-    kept = _kept_exact(kernel, exact) | _made_of_great_numbers(kernel)
+    kept = _kept_exact(kernel, exact) | great
     for group in flow.groups():
         if group & kept:
             continue
@@ -322,11 +323,15 @@ def _elements(value: Value) -> int:
 
 @dataclass
 class _Flow:
+    """`great` are values that are not multiplied: what they are made of need not be multiplied with others that are."""
+
+    great: set[str]
     values: dict[str, Value] = field(default_factory=dict)
     ops: dict[str, Op] = field(default_factory=dict)
     carried: dict[str, Carried] = field(default_factory=dict)
     readers: dict[str, list[str | None]] = field(default_factory=dict)  # None: not scaled, whoever it is
     exponents: list[Value] = field(default_factory=list)
+    apart: set[str] = field(default_factory=set)  # what rare loops carry that multiply nothing
 
     def add(self, stmt: Stmt) -> None:
         match stmt:
@@ -342,17 +347,23 @@ class _Flow:
                 for operand in operands(stmt):
                     self._read(operand, None)
             case For(carried=items):
+                is_great = stmt.rare and any(value.name in self.great for value in defined((stmt,)))
                 for item in items:
                     self.values[item.value.name] = item.value
                     self.carried[item.value.name] = item
-                    self._read(item.init, item.value.name)
+                    self._read(item.init, None if is_great else item.value.name)
                     self._read(item.next, item.value.name)
+                self.apart |= {item.value.name for item in items if is_great}
 
     def _read(self, value: Value, reader: str | None) -> None:
         self.readers.setdefault(value.name, []).append(reader)
 
     def _sources(self, name: str) -> tuple[Value, ...]:
         """The values that are multiplied if this one is; none where it takes the constant itself."""
+        if name in self.great:
+            return ()
+        if name in self.apart:
+            return (self.carried[name].next,)
         if name in self.carried:
             return (self.carried[name].init, self.carried[name].next)
         return scaled_operands(self.ops[name])
