@@ -105,6 +105,8 @@ class Expressions:
                 return f"gl.SliceLayout(0, TILE_{axis.upper()})"
             case (first, axis) if first == self.rows:
                 return f"TILE_{axis.upper()}"
+            case (_, _):  # a tile of memory
+                return "MEMORY"
         raise TileError(f"a tile of {', '.join(dims)} has no layout")
 
     def full(self, piece: Piece, dims: tuple[str, ...], dtype: str) -> str:
@@ -166,6 +168,8 @@ class Expressions:
 
     def _lanes(self, axis: str) -> Text:
         lanes = call("gl.arange", "0", self.size(axis), self.layout((axis,)))
+        if self.rare:
+            lanes = call(self.use("at_use"), lanes)
         if axis not in self.divided:
             return lanes
         return infix("add", Text(f"{self.part} * {self.size(axis)}", 4), lanes)
@@ -174,6 +178,12 @@ class Expressions:
         """The piece with these dims, those that it lacks thin."""
         if not piece.dims or piece.dims == dims:
             return piece
+        if len(dims) == 2 and len(piece.dims) == 1 and dims[0] != self.rows:
+            place = dims.index(piece.dims[0])
+            code = f"gl.convert_layout({piece.text.code}, gl.SliceLayout({1 - place}, MEMORY))"
+            return Piece(
+                Text(f"{code}{('[:, None]', '[None, :]')[place]}"), dims, frozenset(dims) - {*piece.dims}
+            )
         if len(dims) != 2 or len(piece.dims) != 1 or dims[0] != self.rows:
             raise TileError(f"a tile of {', '.join(piece.dims)} has no layout as one of {', '.join(dims)}")
         if piece.dims[0] == dims[1]:
@@ -216,7 +226,9 @@ class Expressions:
         else:
             combine = {"max": "maximum", "min": "minimum", "prod": "product"}[fn]
             text = call("gl.reduce", code, str(place), self.use(combine))
-        if value.dims and axis != self.columns:
+        if len(source.dims) == 2 and source.dims[0] != self.rows:
+            text = call("gl.convert_layout", text, self.layout(value.dims))
+        elif value.dims and axis != self.columns:
             text = call("gl.convert_layout", text, "ROWS")
         return Piece(text, value.dims)
 

@@ -66,7 +66,7 @@ from eqfuse.tile.triton.functions import IRRATIONAL, Text, call
 from eqfuse.tile.triton.parameters import Names, Tables
 from eqfuse.tile.triton.template import launch_text
 from eqfuse.tile.triton.wrap import wrap
-from eqfuse.tile.walk import nested, operands, ops_of
+from eqfuse.tile.walk import defined, nested, operands, ops_of
 
 WARPS = 4
 """Warps of a consumer: a warp group, which multiplies matrices together."""
@@ -141,7 +141,20 @@ class _Writer:
     def __init__(self, kernel: RolesKernel, name: str, tables: Tables) -> None:
         self.kernel, self.name, self.tables = kernel, name, tables
         self.names = Names(
-            (name, "copy_in", "copy_out", "gl", "gluon", "tma", "mbarrier", "PART", "ROWS", "REGISTERS", *OWN)
+            (
+                name,
+                "copy_in",
+                "copy_out",
+                "gl",
+                "gluon",
+                "tma",
+                "mbarrier",
+                "PART",
+                "ROWS",
+                "MEMORY",
+                "REGISTERS",
+                *OWN,
+            )
         )
         self.blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         statements = [stmt for role in kernel.roles for stmt in nested(role.body)]
@@ -456,6 +469,9 @@ class _RoleText:
                 f"[16, COLUMNS_{axis.upper()}, {self._summed()}])"
             )
         self._write(f"ROWS: gl.constexpr = gl.SliceLayout(1, TILE_{self.columns.upper()})")
+        if any(len(v.dims) == 2 and v.dims[0] != self.kernel.rows for v in defined(self.role.body)):
+            # eight threads read 64 bytes of a row of half precision; sums of rows need no shared memory
+            self._write(f"MEMORY: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [1, {WARPS}], [1, 0])")
 
     def _summed(self) -> int:
         """Positions that one instruction sums: 32 bytes of an operand."""
@@ -695,7 +711,7 @@ class _RoleText:
         self._write(f"if {text.code(when.condition)}:")
         self.indent += 1
         with self.local.scope():
-            rare, text.rare = text.rare, text.rare or any(isinstance(s, ConsumerBarrier) for s in when.body)
+            rare, text.rare = text.rare, text.rare or any(map(_is_rare, when.body))
             self._body(when.body)
             text.rare = rare
             for result in when.results:
@@ -794,6 +810,11 @@ class _RoleText:
 def columns_of(kernel: RolesKernel) -> int:
     """Columns of an instruction of a product: its sums fit the registers that a thread has when a block starts."""
     return 128 if kernel.led else 256
+
+
+def _is_rare(stmt: Stmt) -> bool:
+    """Whether a branch that has a statement is hardly ever taken."""
+    return isinstance(stmt, ConsumerBarrier) or (isinstance(stmt, For) and stmt.rare)
 
 
 def _is_tile(block: Block) -> bool:

@@ -146,7 +146,7 @@ def _steady(kernel: RolesKernel) -> Iterator[str]:
 def _trips(kernel: RolesKernel, role: Role, who: str) -> Iterator[str]:
     yield f"a trip of a {who}'s loop:"
     for stmt in nested(role.body):
-        if isinstance(stmt, For):
+        if isinstance(stmt, For) and not stmt.rare:
             yield f"  for blocks of {stmt.axis}:"
             count = 0
             for inner in stmt.body:

@@ -321,6 +321,12 @@ class _Role(Instances):
 
     # Rows of a part
 
+    def _reduce(self, op: str, operand: Value, axis: str) -> Any:
+        if axis != self.roles.rows:
+            return super()._reduce(op, operand, axis)
+        # of all trials and thread blocks that run together, as what a slot has that is not finite
+        return np.asarray(super()._reduce(op, operand, axis)).max((0, 1), keepdims=True)
+
     def _block_size(self, axis: str) -> int:
         return self.whole[axis]
 

@@ -21,6 +21,7 @@ from eqfuse.tile.roles.fuse_ranges import fuse_ranges, inner_ranges_fused, suppo
 from eqfuse.tile.roles.launch_constants import launch_constants
 from eqfuse.tile.roles.loads import Tensors
 from eqfuse.tile.roles.nodes import RolesKernel, RolesProgram, Stmt
+from eqfuse.tile.roles.rare import rare_loops, without_rare
 from eqfuse.tile.roles.rests import rests_first
 from eqfuse.tile.roles.sharing import of_part
 from eqfuse.tile.roles.split import Setting, split
@@ -119,13 +120,14 @@ def with_roles(
     tensor's dims, as far as they are known; `finite` says that all that is stored is finite. Raises Unsuited."""
     tensors = Tensors(axes, dict(program.domains))
     chosen = [n for n, schedule in enumerate(schedules) if schedule is not None]
-    first = run_passes(replace(program, kernels=tuple(program.kernels[n] for n in chosen)), ROLES_PASSES)
+    ordinary = tuple(without_rare(program.kernels[n]) for n in chosen)
+    first = run_passes(replace(program, kernels=ordinary), ROLES_PASSES)
     kernels: list[RolesKernel | Kernel] = list(program.kernels)
     names, units = dict.fromkeys(first.passes), dict[tuple[str, str], None]()
     for place, kernel in zip(chosen, first.kernels, strict=True):
         schedule = schedules[place]
         assert schedule is not None
-        setting = Setting.of(kernel, schedule, tensors, finite=finite)
+        setting = Setting.of(kernel, schedule, tensors, rare_loops(program.kernels[place]), finite=finite)
         kernel = _run(BEFORE_ROLES, kernel, setting, names)
         divided, own = split(kernel, setting)
         names[SPLIT] = None
@@ -151,7 +153,7 @@ def _run(rows: Iterable[Row[K]], kernel: K, setting: Setting, names: dict[str, N
 
 def prepared(kernel: Kernel) -> Kernel:
     """A kernel as its roles are priced: its products computed the way they are stored, its sums from where they start."""
-    program = TileProgram((kernel,), ())
+    program = TileProgram((without_rare(kernel),), ())
     for each in PRICED_PASSES:
         program = each.run(program)
     return program.kernels[0]

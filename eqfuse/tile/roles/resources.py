@@ -41,6 +41,8 @@ ROW_THREADS = 4
 """Registers of a thread that hold no tile, those of a loop over items, and of each tile that consumers load; threads that
 share a row of a tile of sums."""
 
+RARE_BYTES = 1024
+"""Shared memory that numbers of columns pass through in rare loops."""
 BARRIER_BYTES = 1024
 """Shared memory for barriers, and to align tiles."""
 
@@ -77,6 +79,8 @@ def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Ne
         for staging in kernel.staging
         if not _in_slot(staging, kernel, parts)
     )
+    if any(isinstance(stmt, For) and stmt.rare for stmt in nested(kernel.roles[1].body)):
+        shared += RARE_BYTES
     beside = ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0)
 
     def tiles_of(role: Role) -> float:
@@ -161,15 +165,19 @@ def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
 
 def _until_loops_end(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """The statements of a body, those of items included, but for what comes behind its last loop."""
-    last = max((n for n, s in enumerate(body) if any(isinstance(i, For) for i in nested((s,)))), default=-1)
+    last = max((n for n, s in enumerate(body) if any(map(_is_walked, nested((s,))))), default=-1)
     for stmt in body[: last + 1]:
         yield from _until_loops_end(stmt.body) if isinstance(stmt, PersistentLoop) else (stmt,)
 
 
 def _loops(role: Role) -> Iterator[For[Stmt]]:
     for stmt in nested(role.body):
-        if isinstance(stmt, For):
+        if isinstance(stmt, For) and not stmt.rare:
             yield stmt
+
+
+def _is_walked(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and not stmt.rare
 
 
 def _held(loop: For[Stmt], bytes_of: Callable[[Value], int]) -> int:

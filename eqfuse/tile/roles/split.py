@@ -51,6 +51,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
 )
 from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
+from eqfuse.tile.roles.rare import Axes, Rare, with_rare
 from eqfuse.tile.roles.rests import Rests
 from eqfuse.tile.roles.sharing import Led, led, shared, shared_axis
 from eqfuse.tile.walk import defined, defined_by, nested, operands, ops_of, pruned, reads
@@ -67,24 +68,29 @@ MULTIPLIED = ("f16", "bf16", "f8e4m3")
 
 @dataclass(frozen=True)
 class Setting:
-    """What a kernel is divided for: its roles; whether all that is stored is `finite`; and new names."""
+    """What a kernel is divided for: its roles; whether all that is stored is `finite`; new names; and the
+    rare loops that it has besides."""
 
     schedule: Roles
     tensors: Tensors
     finite: bool
     fresh: Fresh
+    rares: tuple[Rare, ...] = ()
 
     @staticmethod
-    def of(kernel: Kernel, schedule: Roles, tensors: Tensors, *, finite: bool) -> Setting:
-        names = (value.name for value in (*reads(kernel.body), *defined(kernel.body)))
-        return Setting(schedule, tensors, finite, Fresh(names))
+    def of(
+        kernel: Kernel, schedule: Roles, tensors: Tensors, rares: tuple[Rare, ...] = (), *, finite: bool
+    ) -> Setting:
+        theirs = [stmt for rare in rares for stmt in (*rare.lets, rare.loop)]
+        names = (value.name for value in (*reads(kernel.body), *defined((*kernel.body, *theirs))))
+        return Setting(schedule, tensors, finite, Fresh(names), rares)
 
 
 def split(kernel: Kernel, setting: Setting) -> tuple[RolesKernel, dict[str, str]]:
     """The roles of a kernel, and the axes along which they go position by position, with what they are positions of. Raises
     Unsuited."""
     made = _Split(kernel, setting)
-    return made.run(), made.units
+    return made.run(), made.units | made.rare.units | made.rare.steps
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,10 @@ class _Split:
         if self.columns is not None:
             self._share(self.columns)
         self.staging: dict[str, Staging] = {}
+        if setting.rares and self.columns is not None:
+            raise Unsuited("consumers that share columns, and a rare loop")
+        self.rare = Axes()
+        self.body = with_rare(self.body, setting.rares, self.fresh, self.rare)
 
     def _rows(self) -> str:
         """The axis of the rows of all products, which the consumers share."""
@@ -274,7 +284,7 @@ class _Split:
         return RolesKernel(
             kernel.name,
             tuple(grid),
-            (*kernel.blocks, *(Block(unit, "unit", 1) for unit in self.units)),
+            (*kernel.blocks, *(Block(unit, "unit", 1) for unit in self.units), *self.rare.blocks),
             kernel.backwards,
             self.rows,
             schedule.consumers,
@@ -310,8 +320,9 @@ class _Split:
 
     def _in_registers(self, body: Sequence[Stmt]) -> None:
         """Raises Unsuited for a tile that no part of the rows has."""
+        rare = {id(s) for loop in nested(body) if isinstance(loop, For) and loop.rare for s in loop.body}
         for stmt in nested(body):
-            for value in defined_by(stmt):
+            for value in defined_by(stmt) if id(stmt) not in rare else ():
                 if len(value.dims) > 2 or (len(value.dims) == 2 and value.dims[0] != self.rows):
                     raise Unsuited(f"it computes with a tile of {', '.join(value.dims)}")
 
