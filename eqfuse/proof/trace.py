@@ -30,11 +30,11 @@ from eqfuse.proof.syntax import Term, term
 from eqfuse.rules.egraph.encode import global_name
 from eqfuse.rules.egraph.saturate import session
 from eqfuse.rules.engine import Engine
-from eqfuse.rules.guards import reads_state
 from eqfuse.rules.merge import Group, Merge
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.prepare import prepare
 from eqfuse.rules.rule import RuleSet
+from eqfuse.rules.split import reads_state
 from eqfuse.rules.states import axis_order
 from eqfuse.terms.nodes import Expr, Output, Program
 

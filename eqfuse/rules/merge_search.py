@@ -17,21 +17,12 @@ from eqfuse.rules.egraph.extract import UNPROVED_EXP, Extraction
 from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node, Report, TooManyTerms
 from eqfuse.rules.engine import PLAIN, Engine
-from eqfuse.rules.guards import (
-    Guarded,
-    Split,
-    finite_states,
-    guard_body,
-    guard_divisors,
-    is_nan_at_first,
-    reads_state,
-    shifts_that_drift,
-    total_factors,
-    undefined_at_first,
-)
+from eqfuse.rules.guards import Guarded, finite_states, guard_body, guard_divisors, total_factors
+from eqfuse.rules.losses import is_nan_at_first, shifts_that_drift, undefined_at_first
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
 from eqfuse.rules.obstacles import INTEGERS, cancelling, obstacle, undefined_before, unrestored
 from eqfuse.rules.scope import current
+from eqfuse.rules.split import Split, reads_state
 from eqfuse.rules.states import dims_of, kept_by_masks, name_auxiliaries, name_states, split_of
 from eqfuse.rules.tables.union import union_rules
 from eqfuse.terms.folds import fold_of, identity

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from eqfuse.rules.guards import Split
 from eqfuse.rules.merge import Obstacle, State
+from eqfuse.rules.split import Split
 from eqfuse.terms.folds import PAIR, contributions
 from eqfuse.terms.nodes import Call, Expr, Local, Reduce, free_axes, walk
 from eqfuse.terms.printer import show

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from eqfuse.rules.guards import Split, kept
+from eqfuse.rules.guards import kept
 from eqfuse.rules.merge import State
+from eqfuse.rules.split import Split
 from eqfuse.terms.folds import siblings
 from eqfuse.terms.nodes import Axis, Expr, Local, Program, Reduce, free_axes, reductions, replaced, walk
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from eqfuse.rules.guards import guarded, reads_state
+from eqfuse.rules.guards import guarded
 from eqfuse.rules.scope import current
+from eqfuse.rules.split import reads_state
 from eqfuse.terms.folds import PAIR, all_unpacked, fold_of, packed
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.integers import in_short
