@@ -80,7 +80,7 @@ def test_another_thread_than_the_first_compiles() -> None:
 
 
 @pytest.mark.parametrize("sources", [SOURCES, (SOFTMAX,) * 4], ids=["different", "same"])
-@pytest.mark.slow(but=["same"])
+@pytest.mark.slow
 def test_several_threads_compile_at_once(sources: tuple[str, ...]) -> None:
     barrier = threading.Barrier(len(sources))
 

@@ -82,6 +82,7 @@ def test_every_schedule_routes(prefer: str) -> None:
     assert kernel.plan.schedule == prefer and kernel.certificate.ok
 
 
+@pytest.mark.slow
 def test_experts_that_one_kernel_does_not_hold_are_cut_into_several() -> None:
     """What decides is the cost: how many kernels, and what one stores for another, is what `explain` shows."""
     kernel = eq.compile(EXPERTS, target="sm_90", verify=False)

@@ -260,6 +260,7 @@ def test_gradients_of_heads_that_are_split_and_joined() -> None:
     assert torch.allclose(found, expected)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_softmax_of_part_of_a_product() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         n, h, c = x.shape

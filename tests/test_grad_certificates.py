@@ -224,6 +224,7 @@ def test_a_mask_of_data_stays_outside_of_a_sum() -> None:
     assert unmasked != gradient and not certify_gradient(COSINE, unmasked).ok
 
 
+@pytest.mark.slow
 def test_a_state_and_what_is_rescaled_by_it_have_one_derivative_at_ties() -> None:
     """The 2-norm has a derivative where magnitudes are equal: by the first of equals in both variables, or by the mean in both."""
     scaled = "s1*sq(m1/max(m1,m2)) + s2*sq(m2/max(m1,m2))"

@@ -133,6 +133,7 @@ def test_the_gradient_that_is_run_has_nothing_of_it_and_the_text_does() -> None:
     assert eq.grad("y[i] = x[i] * stop(x[i])") == "dx[i] = dy[i] * stop(x[i])\nreturn dx"
 
 
+@pytest.mark.slow
 def test_an_output_without_a_gradient_requires_none() -> None:
     """Also where it is made of what requires none, and under a compiler."""
     kernel = eq.compile(

@@ -344,6 +344,7 @@ def test_gradients_of_definitions_that_nothing_gives_a_size(name: str) -> None:
     assert kernel.backward.certificate.ok
 
 
+@pytest.mark.slow
 def test_promises_of_joined_axes_are_joined() -> None:
     """Multi-query attention: rows of queries are joined, and the bound of their scores reads them."""
     source = """
@@ -395,7 +396,7 @@ def _orpo(logits: torch.Tensor, labels: torch.Tensor, _: torch.Tensor) -> torch.
     return -chosen.mean() - 0.1 * F.logsigmoid(odds).mean()
 
 
-@pytest.mark.slow(but=["_dpo"])
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [_dpo, _orpo])
 def test_losses_of_halves_of_a_batch(loss: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(0)
@@ -415,6 +416,7 @@ def _sinks(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     return every.softmax(-1)[:, :-1]
 
 
+@pytest.mark.slow
 def test_attention_sinks() -> None:
     scores, sink = (torch.randn(*n, dtype=torch.float64, requires_grad=True) for n in ((3, 5), (3,)))
     made = eq.from_torch(_sinks, scores, sink, native="off")

@@ -125,6 +125,7 @@ def test_a_product_that_starts_from_another_ones_result_is_not_awaited_between(
     assert [s.pending for s in loop.body if isinstance(s, MmaWait)] == [second.pending, late.pending]
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_filled_once_is_not_waited_for() -> None:
     """Nobody frees what a leader gives outside of loops, where a block has one item."""
     workload = WORKLOADS["causal_prefill"]
@@ -232,6 +233,7 @@ def test_columns_compile_for_hopper(latent: tuple[Derived, Compiled]) -> None:
     assert report.machine["HGMMA"] and report.machine["UTMALDG"]
 
 
+@pytest.mark.slow
 def test_a_product_may_start_from_a_tile_in_a_slot() -> None:
     """Scores that another kernel has stored: they are read before the product is issued."""
     derived = compiler.derive(

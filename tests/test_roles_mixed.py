@@ -169,6 +169,7 @@ def test_lengths_that_the_copy_engine_cannot_store_go_another_way(means: tuple[D
         assert (program.form({**given, "sizes": sizes}) is not program.otherwise) is suits, length
 
 
+@pytest.mark.slow
 def test_a_plan_of_both_is_verified_and_kept(
     means: tuple[Derived, Compiled], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_plan_of_both_is_verified_and_kept(
     assert tuner._compiled(found.candidate).roles is not None
 
 
+@pytest.mark.slow
 def test_a_loop_of_products_inside_of_a_loop_over_their_columns_has_roles(
     forward: tuple[Derived, Compiled],
 ) -> None:
@@ -325,6 +327,7 @@ def _product(kernel: Kernel) -> Dot:
     return next(s.op for s in nested(kernel.body) if hasattr(s, "op") and isinstance(s.op, Dot))
 
 
+@pytest.mark.slow
 def test_three_consumers_do_not_multiply_256_columns(chunk: tuple[Derived, Compiled]) -> None:
     """The instruction takes more registers than such a block's threads begin with."""
     derived, compiled = chunk

@@ -190,6 +190,7 @@ def forgotten() -> None:
         cached.cache_clear()
 
 
+@pytest.mark.slow
 def test_what_is_left_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("EQFUSE_CACHE", raising=False)
@@ -245,6 +246,7 @@ def test_products_are_part_of_what_no_kernel_can_do_without(is_causal: bool) -> 
     assert prices.least(region, device) == pytest.approx(moved + work, rel=0.05)
 
 
+@pytest.mark.slow
 def test_parts_of_a_dimension_have_gradients() -> None:
     """Of an axis that is read at numbers alone no tensor gives the length."""
 

@@ -84,6 +84,7 @@ def test_wide_positions_compile() -> None:
 
 
 @pytest.mark.parametrize(("target", "has"), [("sm_90", "wgmma"), ("gfx942", "mfma")])
+@pytest.mark.slow(but=["sm_90"])
 def test_eight_bit_floats(target: str, has: str) -> None:
     text = attention(64, 64, 4).text({"Q": "f8e4m3", "K": "f8e4m3", "V": "f16"})
     (report,) = compile_for(text, target)
