@@ -85,3 +85,13 @@ def test_masks_drop_to_what_a_group_leaves_alone(op: str) -> None:
     shifted = call("exp", call("where", mask, call("sub", x, m), Const(-INF)))
     factor = guard_body(shifted, op, split).factor
     assert isinstance(factor, Call) and str(factor) == "exp(finite(m) - m)"
+
+
+def test_a_mask_around_a_term_of_a_sum_is_no_mask_of_its_shift() -> None:
+    """A sum moves by its shift as often as the mask keeps a position: none may be kept, and the shift NaN."""
+    x, m = Load("x", (Axis("j"),)), Local("m", ())
+    split = Split.of("j", [("m", "max", Load("z", (Axis("j"),)))])
+    masked = call("where", call("lt", Axis("j"), Const(3)), call("sub", x, m), Const(-INF))
+    found = guard_body(masked, "sum", split)
+    assert found.factor is None and found.lost == (call("sub", x, m),)
+    assert guard_body(masked, "max", split).lost == ()

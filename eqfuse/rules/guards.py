@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 from eqfuse.rules.losses import is_weighed, late_shifts, unrestored_sums
@@ -71,7 +71,7 @@ class RepairGroup:
             case Call(fn, (b, c)) if fn == self.quotient:
                 return call(fn, c, b)
             case _:
-                return call("neg", a) if self is SHIFTS else call("div", Const(1), a)
+                return call("div", Const(1), a) if self is SCALES else call("neg", a)
 
     def joined(self, a: Expr | None, b: Expr | None) -> Expr | None:
         return a or b if a is None or b is None else call(self.join, a, b)
@@ -81,6 +81,8 @@ SHIFTS = RepairGroup("finite", "add", "sub", -math.inf, ("neg", *CASTS), neutral
 SCALES = RepairGroup(
     "invertible", "mul", "div", 0.0, ("neg", "abs", "sq", "sqrt", "rsqrt", *CASTS), ("neg", "where", *CASTS)
 )
+_ADDENDS = replace(SHIFTS, fixed=math.nan)
+"""Shifts of the terms of a sum: it moves by as many as masks keep, so that masks have no part in it."""
 
 
 def _argument(expr: Expr, group: RepairGroup, split: Split) -> tuple[int, RepairGroup] | None:
@@ -92,9 +94,9 @@ def _argument(expr: Expr, group: RepairGroup, split: Split) -> tuple[int, Repair
             return 0, group
         case Call("where", (mask, _, Const(group.fixed))) if not split.reads(mask):
             return 1, group
-        case Call("mul", (k, _)) if group is SHIFTS and split.is_constant(k):
+        case Call("mul", (k, _)) if group is not SCALES and split.is_constant(k):
             return 1, group
-        case Call("mul" | "div", (_, k)) if group is SHIFTS and split.is_constant(k):
+        case Call("mul" | "div", (_, k)) if group is not SCALES and split.is_constant(k):
             return 0, group
     return None
 
@@ -195,7 +197,7 @@ def guard_body(body: Expr, op: str, split: Split) -> Guarded:
         late = (term,) if term is not None and is_weighed(term) else ()
     elif op == "sum":
         if factor is None:
-            found, term = _retracted(body, SHIFTS, split, split.is_infinite)
+            found, term = _retracted(body, _ADDENDS, split, split.is_infinite)
         found, inner = _inner_addends(found, split)
         late = tuple(dict.fromkeys(late_shifts(body, split)))
         for shift in dict.fromkeys((*inner.values(), *late)):
