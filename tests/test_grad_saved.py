@@ -50,6 +50,15 @@ def test_attention_saves_a_log_sum_exp_and_its_output() -> None:
     assert "max" not in made.backward
 
 
+def test_a_sum_that_has_a_term_twice_is_no_share() -> None:
+    made = saved(
+        "l[i] = sum[j](exp(x[i,j]))\nu[i,j] = x[i,j] + x[i,j] - log(l[i])\n"
+        "y[i,d] = sum[j](exp(x[i,j]) / l[i] * v[j,d]) + sum[j](u[i,j] * w[j,d])",
+        ("x", "v", "w"),
+    )
+    assert "exp(x[i, j] - lse[i])" in made.backward and "exp(u[i, j])" not in made.backward
+
+
 @pytest.mark.slow(but=["causal"])
 @pytest.mark.parametrize(
     "source", [CAUSAL, WINDOW, SOFTCAP, SINK, ROUNDED], ids=["causal", "window", "softcap", "sink", "rounded"]

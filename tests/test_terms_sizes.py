@@ -13,7 +13,8 @@ from eqfuse.errors import BindError
 from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.nodes import Axis, Const, Expr, Scalar, Size, call
 from eqfuse.terms.parser import parse
-from eqfuse.terms.sizes import bind, index_range
+from eqfuse.terms.ranges import Box
+from eqfuse.terms.sizes import bind
 from eqfuse.verify.sizes import input_specs, small_extents, small_shapes
 
 GQA = "S[h, i, j] = sum[d](Q[h, i, d] * K[h // g, j, d]) * scale"
@@ -351,11 +352,11 @@ EXTENTS = {"i": 5, "j": 3}
     ],
 )
 def test_index_range(expr: Expr, expected: tuple[int, int] | None) -> None:
-    assert index_range(expr, EXTENTS, {"p": 10}) == expected
+    assert Box.at(EXTENTS, {"p": 10}).whole(expr) == expected
 
 
 def test_index_range_of_an_empty_axis() -> None:
-    assert index_range(call("add", I, Const(1)), {"i": 0}, {}) is None
+    assert Box.at({"i": 0}, {}).whole(call("add", I, Const(1))) is None
 
 
 FNS: dict[str, Any] = {
@@ -392,7 +393,7 @@ def evaluated(expr: Expr, i: int, j: int) -> int:
 @settings(max_examples=300, deadline=None)
 @given(Exprs)
 def test_index_range_holds_every_value(expr: Expr) -> None:
-    found = index_range(expr, EXTENTS, {})
+    found = Box.at(EXTENTS, {}).whole(expr)
     if found is not None:
         values = [evaluated(expr, i, j) for i, j in itertools.product(range(5), range(3))]
         assert found[0] <= min(values) and max(values) <= found[1]

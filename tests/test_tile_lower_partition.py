@@ -13,11 +13,12 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.identity import vanishes
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
 from eqfuse.loops.plan import KernelConfig
-from eqfuse.terms.assume import folded, is_finite
+from eqfuse.terms.assume import folded
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, call
 from eqfuse.terms.parser import parse
+from eqfuse.terms.ranges import FiniteInputs
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.interpreter import run
 from eqfuse.tile.lower.program import lower
@@ -281,7 +282,7 @@ def test_finite() -> None:
         call("invertible", m),
     )
     for expr in bounded:
-        assert is_finite(expr), str(expr)
+        assert FiniteInputs().is_finite(expr), str(expr)
     unbounded: tuple[Expr, ...] = (
         m,
         LOW,
@@ -291,7 +292,7 @@ def test_finite() -> None:
         call("log", x),
     )
     for expr in unbounded:
-        assert not is_finite(expr), str(expr)
+        assert not FiniteInputs().is_finite(expr), str(expr)
 
 
 def test_folding_predicates() -> None:

@@ -15,7 +15,7 @@ from eqfuse.terms.nodes import Call
 from eqfuse.terms.parser import parse
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.check import check_stages
-from eqfuse.verify.dead import truth
+from eqfuse.verify.reals import AnySize
 from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.source import Stage
 
@@ -182,13 +182,14 @@ def test_a_carried_name_is_no_whole_row_inside_of_its_loop() -> None:
         ("floor(i / 2) >= 1", None),
         ("where(i < 3, 5, i) >= 0", True),
         ("where(i < 3, 5, i) >= 4", None),
-        ("floor(0.5 * i) <= -1", None),
+        ("floor(0.5 * i) <= -1", False),
+        ("floor(0.5 * i) <= 0", None),
     ],
 )
 def test_choices_that_are_always_the_same_are_what_they_choose(condition: str, always: bool | None) -> None:
     (output,) = parse(f"a[i] = where({condition}, x[i], 2)").outputs
     assert isinstance(output.expr, Call)
-    assert truth(output.expr.args[0], {}) is always
+    assert AnySize({}).truth(output.expr.args[0]) is always
     one = f"a[i] = where({condition}, x[i], 2 * x[i])"
     if always is not None:
         assert eq.equivalent(one, f"a[i] = {1 if always else 2} * x[i]").ok

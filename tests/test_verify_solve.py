@@ -12,6 +12,7 @@ from eqfuse.verify.sizes import roots
 from eqfuse.verify.solve import Variable, is_dead, solved
 
 RARE = [
+    "bf16(2 * max(1e-30, x[i])) > 1e30",
     "(x[i] > 300) & (x[i] < 301) & (z[i] > 200) & (z[i] < 201) & (w[i] > 100) & (w[i] < 101)",
     "(x[i] > 300) & (z[i] < -200) & (w[i] > 1e5) & (v[i] < -1e4)",
     "(x[i] > z[i]) & (z[i] > w[i]) & (w[i] > v[i]) & (v[i] > 100) & (x[i] < 200)",

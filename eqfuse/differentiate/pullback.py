@@ -20,8 +20,8 @@ from itertools import pairwise
 
 from eqfuse.differentiate.polynomial import Polynomial, collected, substituted
 from eqfuse.differentiate.steps import Steps
-from eqfuse.terms.intervals import Affine
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, call, free_axes, substitute_axes
+from eqfuse.terms.ranges import Affine, linear
 
 
 @dataclass
@@ -123,8 +123,8 @@ class _Solution:
 
     def affine(self, dimension: int, part: Expr) -> None:
         """`x[2 * i + k]`"""
-        form = _affine(part)
-        if dimension in self.done or form is None:
+        form = linear(part)
+        if dimension in self.done:
             return
         candidates = [
             axis
@@ -150,12 +150,12 @@ class _Solution:
 
     def digits(self, dimension: int, part: Expr) -> None:
         """`x[4 * i + k]` where k has 4 positions: both are digits of the position."""
-        form = _affine(part)
-        if dimension in self.done or form is None:
+        form = linear(part)
+        if dimension in self.done:
             return
         factors = {
             term.name: count
-            for term, count in form.terms.items()
+            for term, count in form.atoms.items()
             if isinstance(term, Axis) and term.name in self.loops and term.name not in self.solved
         }
         others = [term for term in form.terms if not (isinstance(term, Axis) and term.name in factors)]
@@ -177,12 +177,11 @@ class _Solution:
 
     def _limit(self, ahead: Expr, axis: str, factor: int) -> None:
         """Where `ahead`, of which the solution of an axis is the quotient by `factor`, gives a position of it."""
-        form, count = _affine(ahead), self._length(axis)
-        assert form is not None
+        form, count = linear(ahead), self._length(axis)
         behind = -form.constant
         position, plain = ahead, False
-        if list(form.terms.values()) == [1]:
-            ((position, _),) = form.terms.items()
+        if list(form.atoms.values()) == [1]:
+            (position,) = form.atoms
             plain = True
         if not plain:
             self.masks.append(call("ge", self.solved[axis], Const(0)))
@@ -200,8 +199,8 @@ class _Solution:
             for other, count in form.terms.items()
             if not (isinstance(other, Axis) and other.name in axes)
         }
-        position = Affine({Axis(_place(dimension)): 1}, 0)
-        return _sum(position.plus(Affine(others, form.constant), -1).scaled(sign))
+        position = Affine({Axis(_place(dimension)): 1})
+        return _sum(position.plus(Affine(others), -1).scaled(sign))
 
     def search(self, dimension: int, part: Expr) -> None:
         """`x[ids[t]]`"""
@@ -236,28 +235,10 @@ def _is_number(expr: Expr) -> bool:
     return not free_axes(expr)
 
 
-def _affine(expr: Expr) -> Affine | None:
-    """The affine form with integer factors; what has none is an atom."""
-    match expr:
-        case Const(value):
-            return Affine({}, value) if type(value) is int else None
-        case Call("neg", (part,)):
-            inner = _affine(part)
-            return inner and inner.scaled(-1)
-        case Call("add" | "sub" as fn, (first, second)):
-            left, right = _affine(first), _affine(second)
-            return left and right and left.plus(right, 1 if fn == "add" else -1)
-        case Call("mul", (Const(value), part)) | Call("mul", (part, Const(value))) if type(value) is int:
-            inner = _affine(part)
-            return inner and inner.scaled(value)
-        case _:
-            return Affine({expr: 1}, 0)
-
-
 def _sum(form: Affine) -> Expr:
     """The affine form as an expression."""
     total: Expr | None = None
-    for term, count in sorted(form.terms.items(), key=lambda item: item[1] < 0):
+    for term, count in sorted(form.atoms.items(), key=lambda item: item[1] < 0):
         size = abs(count)
         part = term if size == 1 else call("mul", Const(size), term)
         if total is None:

@@ -14,7 +14,7 @@ from functools import reduce
 
 from eqfuse.differentiate.polynomial import UNIT, Monomial, product, written
 from eqfuse.differentiate.steps import Step, Steps, index_of, name_of, read
-from eqfuse.terms.functions import FUNCTIONS, NONNEGATIVE, POSITIVE
+from eqfuse.terms.intervals import reduced
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -30,6 +30,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.ranges import UNKNOWN, Range, Ranges, integer, linear
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Shares:
                 if (
                     times == -1
                     and free_axes(below) < free_axes(above)
-                    and is_nonnegative(below, self.by_name)
+                    and _OfSteps(self.by_name).of(below).low >= 0
                 ):
                     shifted = self._shifted(above, exponent, below)
                     if shifted is not None:
@@ -106,9 +107,9 @@ class Shares:
 
     def _named(self, value: Expr) -> Expr | None:
         """The read of a step that has a sum of terms for its value."""
-        terms = _terms(value)
+        form = linear(value)
         for step in self.by_name.values():
-            if not step.op and free_axes(step.body) == free_axes(value) and _terms(step.body) == terms:
+            if not step.op and free_axes(step.body) == free_axes(value) and linear(step.body) == form:
                 return step.itself
         return None
 
@@ -156,7 +157,8 @@ class Shares:
             return self._is_one_of(value, step, total)
         parts = step.body.args if isinstance(step.body, Call) and step.body.fn == "add" else ()
         moved = [_at(part, step, total) for part in parts]
-        return all(is_nonnegative(part, self.by_name) for part in moved) and any(
+        ranges = _OfSteps(self.by_name)
+        return all(ranges.of(part).low >= 0 for part in moved) and any(
             self._is_at_most(value, part) for part in moved
         )
 
@@ -173,46 +175,19 @@ def _at(expr: Expr, step: Step, read: Expr) -> Expr:
     return substitute_axes(expr, at)
 
 
-def _terms(expr: Expr, sign: int = 1) -> frozenset[tuple[Expr, int]]:
-    """What is added and subtracted, each with its sign; of equal terms one."""
-    match expr:
-        case Call("add", (left, right)):
-            return _terms(left, sign) | _terms(right, sign)
-        case Call("sub", (left, right)):
-            return _terms(left, sign) | _terms(right, -sign)
-        case Call("neg", (part,)):
-            return _terms(part, -sign)
-        case _:
-            return frozenset({(expr, sign)})
+class _OfSteps(Ranges):
+    """What reads a step has the range of that step."""
 
+    def __init__(self, by_name: Mapping[str, Step]) -> None:
+        super().__init__()
+        self._by_name = by_name
 
-def is_nonnegative(expr: Expr, by_name: Mapping[str, Step]) -> bool:
-    """Whether the tables of functions say so."""
-    match expr:
-        case Const(value):
-            return value >= 0
-        case Size():
-            return True
-        case Call("where", (_, left, right)):
-            return is_nonnegative(left, by_name) and is_nonnegative(right, by_name)
-        case Call("maximum", (left, right)):
-            return is_nonnegative(left, by_name) or is_nonnegative(right, by_name)
-        case Call("div", (left, right)):
-            return is_nonnegative(left, by_name) and is_nonnegative(right, by_name)
-        case Call(fn, args):
-            row = FUNCTIONS.get(fn)
-            if row is None:
-                return False
-            if row.holds.keys() & {NONNEGATIVE, POSITIVE}:
-                return True
-            return NONNEGATIVE in row.keeps and all(is_nonnegative(part, by_name) for part in args)
-        case _:
-            step = by_name.get(name_of(expr) or "")
-            return (
-                step is not None
-                and step.op in ("", "sum", "max", "min", "prod")
-                and is_nonnegative(step.body, by_name)
-            )
+    def leaf(self, node: Expr) -> Range:
+        step = self._by_name.get(name_of(node) or "")
+        if step is None:
+            return integer(node, 0, math.inf) if isinstance(node, Axis | Size) else UNKNOWN
+        body = self.of(step.body).ends
+        return Range(*(reduced(step.op, (0, math.inf), body) if step.op else body))
 
 
 def taken_apart(expr: Expr) -> Expr:

@@ -23,10 +23,11 @@ from eqfuse.loops.kernel_axes import KEPT
 from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.walk import loops_in
 from eqfuse.terms.assume import conjuncts
-from eqfuse.terms.bounds import NEGATED, tells
+from eqfuse.terms.bounds import tells
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.interpreter import Env, evaluate_expr
+from eqfuse.terms.intervals import NEGATED
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Scalar, Size, free_axes, walk
 from eqfuse.terms.promises import read_along
 

@@ -15,7 +15,7 @@ from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.plan import Range
 from eqfuse.loops.walk import loops_in
 from eqfuse.terms.assume import conjuncts
-from eqfuse.terms.linear import MIRRORED, NEGATED, difference
+from eqfuse.terms.intervals import MIRRORED, NEGATED
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -30,6 +30,7 @@ from eqfuse.terms.nodes import (
     free_axes,
     walk,
 )
+from eqfuse.terms.ranges import difference
 
 
 @lru_cache(256)
@@ -78,9 +79,9 @@ def _ends(part: Call, axis: str, rows: frozenset[str]) -> Iterator[tuple[bool, E
         fn, args = NEGATED[args[0].fn], args[0].args
     if fn == "eq":
         for each in ("ge", "le"):
-            yield from _solved(each, difference(*args), axis, rows)
-    elif fn in NEGATED:
-        yield from _solved(fn, difference(*args), axis, rows)
+            yield from _solved(each, difference(*args).terms, axis, rows)
+    elif fn in NEGATED and fn != "ne":
+        yield from _solved(fn, difference(*args).terms, axis, rows)
 
 
 def _solved(
@@ -98,14 +99,12 @@ def _solved(
         case _:
             return
     factor = terms[mine[0]]
-    if not factor:
-        return
     fn = fn if factor > 0 else MIRRORED[fn]
     is_stop = fn in ("lt", "le")
     parts: list[Expr] = []
     for term, count in terms.items():
         count = -count if factor > 0 else count
-        if term is mine[0] or not count:
+        if term is mine[0]:
             continue
         if term is Const(1):
             parts.append(Const(count))

@@ -14,15 +14,11 @@ from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS
 from eqfuse.terms.nodes import (
     REDUCTIONS,
-    Axis,
     Call,
     Const,
     Expr,
-    Load,
     Local,
     Reduce,
-    Scalar,
-    Size,
     call,
     children,
     free_axes,
@@ -30,6 +26,7 @@ from eqfuse.terms.nodes import (
     replaced,
     walk,
 )
+from eqfuse.terms.ranges import FiniteInputs, Ranges
 
 ZERO, ONE = Const(0.0), Const(1.0)
 LOW, HIGH = Const(-math.inf), Const(math.inf)
@@ -38,7 +35,6 @@ Supposed = Callable[[Expr, Expr], Expr]
 """What is supposed of a node, given as it is written and as it was simplified."""
 
 _KEEP_ZERO = frozenset(name for name, row in FUNCTIONS.items() if row.zero_at_zero)
-_KEEP_FINITE = frozenset(name for name, row in FUNCTIONS.items() if row.finite)
 _WIDE_CASTS = frozenset(CASTS) - FLOAT8.keys()
 
 
@@ -63,6 +59,7 @@ def simplified(
     may say a number where `expr` is NaN: whatever is not seen to be infinite or 0 is taken to be neither. `supposed` gives
     what is supposed of a node of `expr`, from it and what it was simplified to."""
     memo: dict[Expr, Expr] = {}
+    ranges = FiniteInputs()
     for node in walk(expr):
         match node:
             case _ if node is predicate:
@@ -71,47 +68,9 @@ def simplified(
                 memo[node] = known.get(name, Local(name, ()))
             case _:
                 again = rebuild(node, tuple(memo[child] for child in children(node)))
-                found = _simplify(again, up_to_nan)
+                found = _simplify(again, ranges, up_to_nan)
                 memo[node] = found if supposed is None else supposed(node, found)
     return memo[expr]
-
-
-def is_finite(expr: Expr) -> bool:
-    """Whether no element of `expr` is infinite or NaN, given finite inputs and no overflow."""
-    match expr:
-        case Const(number):
-            return math.isfinite(number)
-        case Axis() | Size() | Scalar() | Load():
-            return True
-        case Call("finite" | "invertible", _):
-            return True
-        case Call("where", (_, left, right)):
-            return is_finite(left) and is_finite(right)
-        case Call("div", (left, right)):
-            return is_finite(left) and is_nonzero(right) and is_finite(right)
-        case Call(fn, args):
-            return fn in _KEEP_FINITE and all(map(is_finite, args))
-        case Reduce(_, _, body):
-            return is_finite(body)
-        case _:
-            return False
-
-
-def is_nonzero(expr: Expr) -> bool:
-    """Whether no element of `expr` is 0."""
-    match expr:
-        case Const(number):
-            return number != 0
-        case Call("invertible", _) | Size():
-            return True
-        case Call("exp", (part,)):
-            return is_finite(part)
-        case Call("mul" | "div", (left, right)):
-            return is_nonzero(left) and is_nonzero(right)
-        case Call("abs" | "neg" | "sq" | "sqrt", (part,)):
-            return is_nonzero(part)
-        case _:
-            return False
 
 
 def _is_no_infinity(expr: Expr) -> bool:
@@ -130,20 +89,16 @@ def _is_one(expr: Expr) -> bool:
     return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == 1
 
 
-def _is_positive(expr: Expr) -> bool:
-    return isinstance(expr, Size) or (isinstance(expr, Const) and 0 < expr.value < math.inf)
-
-
-def _simplify(expr: Expr, up_to_nan: bool) -> Expr:
+def _simplify(expr: Expr, ranges: Ranges, up_to_nan: bool) -> Expr:
     match expr:
         case Call(fn, (left, right)) if fn in COMPARISONS:
             return _compared(expr, fn, left, right)
         case Call("and" | "or" | "not", _) | Call("where", _):
             return choose(expr)
         case Call(fn, (left, right)):
-            return _binary(expr, fn, left, right, up_to_nan)
+            return _binary(expr, fn, left, right, ranges, up_to_nan)
         case Call(fn, (part,)):
-            return _unary(expr, fn, part, up_to_nan)
+            return _unary(expr, fn, part, ranges, up_to_nan)
         case Reduce(op, _, Const(number)) if op in REDUCTIONS and number == REDUCTIONS[op]:
             return Const(REDUCTIONS[op])
         case _:
@@ -176,9 +131,9 @@ def _compared(expr: Expr, fn: str, left: Expr, right: Expr) -> Expr:
     return expr
 
 
-def _binary(expr: Expr, fn: str, left: Expr, right: Expr, up_to_nan: bool) -> Expr:
-    finite = _is_no_infinity if up_to_nan else is_finite
-    nonzero = _is_no_zero if up_to_nan else is_nonzero
+def _binary(expr: Expr, fn: str, left: Expr, right: Expr, ranges: Ranges, up_to_nan: bool) -> Expr:
+    finite = _is_no_infinity if up_to_nan else ranges.is_finite
+    nonzero = _is_no_zero if up_to_nan else ranges.is_nonzero
     match fn:
         case "maximum" | "minimum":
             unit = LOW if fn == "maximum" else HIGH
@@ -206,9 +161,9 @@ def _binary(expr: Expr, fn: str, left: Expr, right: Expr, up_to_nan: bool) -> Ex
                 return left
             if (_is_zero(left) and finite(right)) or (_is_zero(right) and finite(left)):
                 return ZERO
-            if left in (LOW, HIGH) and _is_positive(right):
+            if left in (LOW, HIGH) and ranges.is_positive(right):
                 return left
-            if right in (LOW, HIGH) and _is_positive(left):
+            if right in (LOW, HIGH) and ranges.is_positive(left):
                 return right
         case "div":
             if _is_one(right):
@@ -217,13 +172,13 @@ def _binary(expr: Expr, fn: str, left: Expr, right: Expr, up_to_nan: bool) -> Ex
                 return ZERO
             if left is right and finite(left) and nonzero(left):
                 return ONE
-            if left in (LOW, HIGH) and _is_positive(right):
+            if left in (LOW, HIGH) and ranges.is_positive(right):
                 return left
     return expr
 
 
-def _unary(expr: Expr, fn: str, part: Expr, up_to_nan: bool) -> Expr:
-    finite = _is_no_infinity if up_to_nan else is_finite
+def _unary(expr: Expr, fn: str, part: Expr, ranges: Ranges, up_to_nan: bool) -> Expr:
+    finite = _is_no_infinity if up_to_nan else ranges.is_finite
     match fn, part:
         case "finite", _ if finite(part):
             return part

@@ -15,7 +15,7 @@ from eqfuse.errors import BindError, Span, locate
 from eqfuse.records import dataclass
 from eqfuse.terms import integers
 from eqfuse.terms.folds import contributions, fold_of, identity, ranks_of
-from eqfuse.terms.intervals import Affine, Box, whole_number
+from eqfuse.terms.intervals import NEGATED
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -36,14 +36,13 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.printer import show
+from eqfuse.terms.ranges import ONE, Affine, Box, linear, whole_number
 
 MAX_POSITIONS = 1 << 20
 """Positions that are tried one by one where ranges alone do not decide."""
 
 MOST_PASSED = 1024
 """How many sizes of a program are remembered that it reads inside of its tensors for."""
-
-NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,8 @@ def check_bounds(
 
 def check_divisors(program: Program, extents: Mapping[str, int], scalars: Mapping[str, Any]) -> bool:
     """Whether there are divisions of integers by 0, none of which counts. Raises BindError for one that does."""
-    box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
-    by_zero: dict[Expr, Call] = {n: n for n in _divisions(program) if box.range(n.args[1]) == (0, 0)}
+    box = Box.at(extents, scalars)
+    by_zero: dict[Expr, Call] = {n: n for n in _divisions(program) if box.whole(n.args[1]) == (0, 0)}
     for node, guards in _guarded(_roots(program), by_zero) if by_zero else ():
         if _reached(guards, box):
             span = locate(program.source, show(node)) or locate(program.source, show(node.args[1]))
@@ -175,19 +174,15 @@ def reads_beyond(
 
 def _ahead(index: Expr, domains: Mapping[str, str]) -> tuple[str, int, int, str] | None:
     """The axis, the offset, the times and the scalar of an index that is behind the positions of an axis (see `Beyond`)."""
-    named = {node: Axis(f"value of {show(node)}") for node in walk(index) if isinstance(node, Size | Scalar)}
-    at = replaced(index, dict(named))
-    form = Box(dict.fromkeys(free_axes(at), (0, 0)), {}, {}).affine(at)
-    if form is None:
-        return None
-    terms = dict(form.terms)
-    axes = [node.name for node in terms if isinstance(node, Axis) and node not in named.values()]
+    form = linear(index)
+    terms = form.atoms
+    axes = [node.name for node in terms if isinstance(node, Axis)]
     if len(axes) != 1 or terms.pop(Axis(axes[0])) != 1:
         return None
     base = domains.get(axes[0], axes[0])
-    sizes = [n for n in named if isinstance(n, Size) and domains.get(n.axis, n.axis) == base]
-    times, offset = sum(terms.pop(named[size], 0) for size in sizes), form.constant
-    scalar = [node.name for node, atom in named.items() if isinstance(node, Scalar) and terms.get(atom) == 1]
+    sizes = [n for n in terms if isinstance(n, Size) and domains.get(n.axis, n.axis) == base]
+    times, offset = sum(terms.pop(size) for size in sizes), form.constant
+    scalar = [node.name for node, count in terms.items() if isinstance(node, Scalar) and count == 1]
     if (
         len(scalar) != len(terms)
         or len(scalar) > 1
@@ -272,7 +267,7 @@ def check_selections(program: Program, extents: Mapping[str, int], scalars: Mapp
     """
     for reduce, guards in _selections(program):
         if extents[reduce.axis] == 0:
-            box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
+            box = Box.at(extents, scalars)
             if _reached(guards, box):
                 raise _no_position(program, reduce)
 
@@ -338,7 +333,7 @@ def reads_outside(
     scalars: Mapping[str, Any],
 ) -> Iterator[Outside]:
     """The reads that leave their tensor at some position for certain (see `check_bounds`)."""
-    box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
+    box = Box.at(extents, scalars)
     for load, guards in _moved(program):
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
             if isinstance(index, Axis):
@@ -502,52 +497,40 @@ def _with(guards: Guards, condition: Expr, holds: bool) -> Guards:
 def _outside(index: Expr, size: int, guards: Guards, box: Box) -> tuple[int, int] | None:
     """The range of an index that leaves 0..size-1 for certain; None where it does not, or may not."""
     form = box.affine(index)
-    bounds = box.range(index)
+    bounds = box.whole(index)
     if form is None or bounds is None or (bounds[0] >= 0 and bounds[1] < size):
         return None
     facts = [fact for guard in guards for fact in _facts(guard.condition, guard.holds, box)]
-    to_end = Affine({}, size - 1).plus(form, -1)
+    to_end = Affine({ONE: size - 1}).plus(form, -1)
     if _is_nonnegative(form, facts, box) and _is_nonnegative(to_end, facts, box):
         return None
     axes = free_axes(index).union(*(free_axes(guard.condition) for guard in guards))
     if prod(box.extents[axis] for axis in axes) <= MAX_POSITIONS:
         return _tried(index, size, guards, sorted(axes), box)
     # Over distinct axes an affine index attains both ends of its range.
-    return bounds if not guards and all(isinstance(atom, Axis) for atom in form.terms) else None
+    return bounds if not guards and all(isinstance(atom, Axis) for atom in form.atoms) else None
 
 
 def _facts(condition: Expr, holds: bool, box: Box) -> list[Affine]:
-    """Affine forms that are at least 0 where the condition has the value `holds`."""
-    match condition:
-        case Call("not", (operand,)):
-            return _facts(operand, not holds, box)
-        case Call("and" | "or" as fn, (left, right)):
-            return _facts(left, holds, box) + _facts(right, holds, box) if holds == (fn == "and") else []
-        case Call(fn, (first, second)) if fn in NEGATED:
-            lower, upper = box.affine(first), box.affine(second)
-            if lower is None or upper is None:
-                return []
-            up, down, one = upper.plus(lower, -1), lower.plus(upper, -1), Affine({}, 1)
-            match fn if holds else NEGATED[fn]:
-                case "lt":
-                    return [up.plus(one, -1)]
-                case "le":
-                    return [up]
-                case "gt":
-                    return [down.plus(one, -1)]
-                case "ge":
-                    return [down]
-                case "eq":
-                    return [up, down]
-    return []
+    """Affine forms that are at least 0 where a comparison has the value `holds`."""
+    if not isinstance(condition, Call) or condition.fn not in NEGATED:
+        return []
+    lower, upper = map(box.affine, condition.args)
+    if lower is None or upper is None:
+        return []
+    up, down, one = upper.plus(lower, -1), lower.plus(upper, -1), Affine({ONE: 1})
+    return {
+        "lt": [up.plus(one, -1)],
+        "le": [up],
+        "gt": [down.plus(one, -1)],
+        "ge": [down],
+        "eq": [up, down],
+        "ne": [],
+    }[condition.fn if holds else NEGATED[condition.fn]]
 
 
 def _is_nonnegative(form: Affine, facts: Sequence[Affine], box: Box) -> bool:
-    for rest in (form, *(form.plus(fact, -1) for fact in facts)):
-        bounds = box.bounds(rest)
-        if bounds is not None and bounds[0] >= 0:
-            return True
-    return False
+    return any(box.bounds(rest)[0] >= 0 for rest in (form, *(form.plus(fact, -1) for fact in facts)))
 
 
 def _tried(index: Expr, size: int, guards: Guards, axes: Sequence[str], box: Box) -> tuple[int, int] | None:

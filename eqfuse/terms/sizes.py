@@ -10,14 +10,11 @@ from eqfuse.errors import BindError, closest, did_you_mean, locate
 from eqfuse.terms.bounds import check_bounds, check_longer, longer_dimensions
 from eqfuse.terms.extents import count_of
 from eqfuse.terms.integers import LONGEST
-from eqfuse.terms.intervals import index_range, whole_number
 from eqfuse.terms.nodes import Axis, Load, Program, once, walk
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.positions import reason
 from eqfuse.terms.printer import show
-
-__all__ = ["bind", "index_range"]
-
+from eqfuse.terms.ranges import whole_number
 
 PROGRAM = "%program"
 """Stands for the program itself among the tensors that give sizes."""

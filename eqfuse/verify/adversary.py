@@ -42,12 +42,12 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import axes_of
-from eqfuse.verify.dead import has_one_form
 from eqfuse.verify.facts import outside_loads, whole_reductions
 from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
 from eqfuse.verify.field.uninterpreted import WHOLE
+from eqfuse.verify.reals import AnySize
 from eqfuse.verify.sampling import Inputs, Places
 from eqfuse.verify.sizes import (
     APART,
@@ -439,16 +439,17 @@ class Unseen:
         self._had: list[dict[str, set[object]]] = [{} for _ in self.programs]
         self._exprs: dict[str, tuple[Expr, Program]] = {}
         self._proved: set[str] = set()
+        self._ranges = [AnySize(program.domains) for program in self.programs]
         self._looks = 0
 
     def look(self, extents: Sequence[Mapping[str, int]], scalars: Mapping[str, object]) -> None:
         """Notes what each condition does at these sizes: one thing at all positions, or several."""
         self._looks += 1
-        for had, program, sizes in zip(self._had, self.programs, extents, strict=True):
+        for had, program, sizes, ranges in zip(self._had, self.programs, extents, self._ranges, strict=True):
             found = constant_conditions(program, sizes, scalars, of_sizes=True)
             constant = {str(_flipped(expr)): value for expr, value in found}
             self._exprs |= {str(_flipped(expr)): (expr, program) for expr, _ in found}
-            self._proved |= {str(_flipped(e)) for e, _ in found if has_one_form(e, program.domains)}
+            self._proved |= {str(_flipped(e)) for e, _ in found if ranges.has_one_form(e)}
             for text in had.keys() - constant.keys():
                 had[text] |= {True, False}
             for text, value in constant.items():

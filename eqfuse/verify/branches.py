@@ -7,7 +7,6 @@ A side that no number can reach (`exp(x) < 0`) is none.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,14 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from eqfuse.terms import dtypes
 from eqfuse.terms.domain import JOINING
-from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, LOGICAL, NONNEGATIVE, NONPOSITIVE, ROUNDINGS
+from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.integers import as_integers
+from eqfuse.terms.intervals import ABOVE, BELOW, EQUAL, HOLDS
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
-    Axis,
     Call,
     Const,
     Expr,
@@ -31,11 +28,8 @@ from eqfuse.terms.nodes import (
     Program,
     Reduce,
     Scalar,
-    Size,
     call,
     children,
-    free_axes,
-    substitute_axes,
     walk,
 )
 from eqfuse.terms.printer import show
@@ -43,41 +37,17 @@ from eqfuse.verify.adversary import indexing_tensors
 from eqfuse.verify.certificate import NEVER
 from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.casts import rounded_of
+from eqfuse.verify.reals import Reals
 
-Interval = tuple[float, float]
-
-BELOW, EQUAL, ABOVE = 1, 2, 4
-"""How the first of two numbers was to the second, in some element."""
 _STRICT = BELOW | ABOVE
 SIGNS = frozenset({"abs", "relu", "sign"})
 """Functions that compare their argument with 0."""
 LIMITS = frozenset({"maximum", "minimum"})
 
-_TRUE: Mapping[str, int] = {
-    "lt": BELOW,
-    "le": BELOW | EQUAL,
-    "gt": ABOVE,
-    "ge": ABOVE | EQUAL,
-    "eq": EQUAL,
-    "ne": BELOW | ABOVE,
-}
-_FLOATS = FloatDomain("float64")
-_ALL: Interval = (-math.inf, math.inf)
 MOST_PATHS = 256
 """Expressions with what leads to them that are looked at."""
 MOST_OPERATIONS = 10_000
 """Of an expression that is written out."""
-
-_BETWEEN: Mapping[str, Interval] = {
-    "tanh": (-1.0, 1.0),
-    "erf": (-1.0, 1.0),
-    "sin": (-1.0, 1.0),
-    "cos": (-1.0, 1.0),
-    "sign": (-1.0, 1.0),
-    "sigmoid": (0.0, 1.0),
-    "exp": (0.0, math.inf),
-}
-
 
 Goal = tuple[tuple[Expr, bool], ...]
 """Conditions that have to hold together, each with the truth that it has to have."""
@@ -152,9 +122,10 @@ class Branches:
         and above the second: a number and its maximum, which another program may take part by part."""
         found: set[int] = set()
         for program in programs:
+            ranges = Reals(program.domains)
             for node in walk(*(output.expr for output in program.outputs)):
                 if node in self._seen and isinstance(node, Call) and _depends_on_data(node):
-                    possible = _possible(node, program.domains) & _by_extremes(node, program.domains)
+                    possible = ranges.order(*_sides(node))
                     found |= {self._numbers[node]} if possible & _STRICT != _STRICT else set()
         return frozenset(found)
 
@@ -172,7 +143,7 @@ class Branches:
         fixed = indexing_tensors(program) | limits
         found: dict[int, Untaken] = {}
         joined: list[Untaken] = []
-        mask = masked(program)
+        mask, ranges = masked(program), Reals(program.domains)
         for node in walk(*(mask(output.expr) for output in program.outputs)):
             if not isinstance(node, Call) or not _depends_on_data(node):
                 continue
@@ -180,9 +151,9 @@ class Branches:
                 seen, every = self._seen[node], BELOW | EQUAL | ABOVE
                 if self._numbers[node] in one_sided and seen & _STRICT:
                     every = seen | EQUAL
-                said = _missing(node, seen, program.domains, every)
+                said = _missing(node, seen, ranges, every)
                 if said:
-                    goals = _goals(node, seen, program.domains, every)
+                    goals = _goals(node, seen, ranges, every)
                     found[self._numbers[node]] = Untaken(node, said, self._kind(node, fixed), goals)
             elif len(had := self._truths.get(node, {True, False})) == 1:
                 said = f"{_text(node)}{NEVER}{'false' if True in had else 'true'}"
@@ -212,12 +183,12 @@ class Branches:
             for output in program.outputs:
                 own.update(walk(output.expr, mask(output.expr)))
         numbers = {self._numbers[node] for node in own if node in self._numbers}
-        domains = {axis: of for program in programs for axis, of in program.domains.items()}
+        ranges = Reals({axis: of for program in programs for axis, of in program.domains.items()})
         found: dict[int, Untaken] = {}
         for node, seen in self._seen.items():
             skipped = node in own or node in self._integers or self._numbers[node] in numbers
             if not skipped and isinstance(node, Call) and _depends_on_data(node):
-                said = _missing(node, seen, domains)
+                said = _missing(node, seen, ranges)
                 if said:
                     found[self._numbers[node]] = Untaken(node, said, "real")
         if not found:
@@ -226,7 +197,7 @@ class Branches:
 
         def is_possible(node: Call) -> bool:
             other = whole.get(node)
-            return not isinstance(other, Call) or bool(_missing(other, self._seen[node], domains))
+            return not isinstance(other, Call) or bool(_missing(other, self._seen[node], ranges))
 
         return [each for each in found.values() if is_possible(each.node)]
 
@@ -276,8 +247,8 @@ def joined(goal: Goal) -> Expr:
 
 def _has_both_sides(fn: str, seen: int) -> bool:
     """Whether more of a branch says nothing more: both of its sides were taken."""
-    if fn in _TRUE:
-        return bool(seen & _TRUE[fn] and seen & ~_TRUE[fn])
+    if fn in HOLDS:
+        return bool(seen & HOLDS[fn] and seen & ~HOLDS[fn])
     return seen & _STRICT == _STRICT
 
 
@@ -335,30 +306,35 @@ def _fingerprint(node: Expr, parts: Sequence[Any], moduli: tuple[int, int]) -> i
     return hash(node)
 
 
-def _missing(node: Call, seen: int, domains: Mapping[str, str], every: int = BELOW | EQUAL | ABOVE) -> str:
+def _missing(node: Call, seen: int, ranges: Reals, every: int = BELOW | EQUAL | ABOVE) -> str:
     """What of a branch was not seen, though it is possible, among `every` way there may be; empty where nothing is."""
-    gone = [said for _, said in _sides_left(node, seen, domains, every)]
+    gone = [said for _, said in _sides_left(node, seen, ranges, every)]
     return f"{_text(node.args[0] if node.fn in SIGNS else node)}{NEVER}{' nor '.join(gone)}" if gone else ""
 
 
-def _goals(node: Call, seen: int, domains: Mapping[str, str], every: int) -> tuple[Goal, ...]:
+def _sides(node: Call) -> tuple[Expr, Expr]:
+    """The two numbers that a branch compares."""
+    return (node.args[0], node.args[1]) if len(node.args) > 1 else (node.args[0], Const(0))
+
+
+def _goals(node: Call, seen: int, ranges: Reals, every: int) -> tuple[Goal, ...]:
     """What the sides of a branch ask for that were not seen."""
-    left, right = node.args if len(node.args) > 1 else (node.args[0], Const(0))
+    left, right = _sides(node)
     is_comparison = node.fn in COMPARISONS
 
     def wanted(bits: int) -> tuple[Expr, bool]:
         if is_comparison:
-            return node, bool(bits & _TRUE[node.fn])
+            return node, bool(bits & HOLDS[node.fn])
         return call("lt" if bits == BELOW else "gt", left, right), True
 
-    return tuple((wanted(bits),) for bits, _ in _sides_left(node, seen, domains, every))
+    return tuple((wanted(bits),) for bits, _ in _sides_left(node, seen, ranges, every))
 
 
-def _sides_left(node: Call, seen: int, domains: Mapping[str, str], every: int) -> list[tuple[int, str]]:
+def _sides_left(node: Call, seen: int, ranges: Reals, every: int) -> list[tuple[int, str]]:
     """The sides of a branch that were not seen, though they are possible."""
-    possible = _possible(node, domains) & _by_extremes(node, domains) & every
+    possible = ranges.order(*_sides(node)) & every
     if node.fn in COMPARISONS:
-        true, false = _TRUE[node.fn], 7 & ~_TRUE[node.fn]
+        true, false = HOLDS[node.fn], 7 & ~HOLDS[node.fn]
         sides = [(true, "true"), (false, "false")]
     elif node.fn in SIGNS:
         sides = [(BELOW, "below 0"), (ABOVE, "above 0")]
@@ -377,177 +353,3 @@ def _text(node: Expr) -> str:
     if sizes[node] <= MOST_OPERATIONS:
         return show(node)
     return f"{node.fn if isinstance(node, Call) else type(node).__name__} of {sizes[node]:.3g} operations"
-
-
-def _possible(node: Call, domains: Mapping[str, str]) -> int:
-    """How the numbers of a branch may be to each other, from the ranges of functions."""
-    if len(node.args) > 1 and node.args[0] is node.args[1]:
-        return EQUAL
-    memo: dict[Expr, Interval] = {}
-    low, high = _range(node.args[0], memo, domains)
-    least, most = _range(node.args[1], memo, domains) if len(node.args) > 1 else (0.0, 0.0)
-    touching = EQUAL if high >= least and low <= most else 0
-    return (BELOW if low < most else 0) | touching | (ABOVE if high > least else 0)
-
-
-def _by_extremes(node: Call, domains: Mapping[str, str]) -> int:
-    """How the numbers of a branch may be to each other where one is an extreme of the other's: a number is not above its
-    maximum along an axis, nor is x above that of relu(x). What both are added to makes no difference."""
-    sides = node.args if len(node.args) > 1 else (node.args[0], Const(0))
-    left, right = sides
-    if right == Const(0) and isinstance(left, Call) and left.fn == "sub":
-        left, right = left.args
-    left, right = _without_common(left, right)
-    found = BELOW | EQUAL | ABOVE
-    for one, other, above in ((left, right, ABOVE), (right, left, BELOW)):
-        match other:
-            case Reduce("max", axis, body) if any(
-                _is_of(one, e, axis, domains) for e in _bounded_by(body, "maximum")
-            ):
-                found &= ~above
-            case Reduce("min", axis, body) if any(
-                _is_of(one, e, axis, domains) for e in _bounded_by(body, "minimum")
-            ):
-                found &= ~(BELOW | ABOVE) | above
-    return found
-
-
-def _bounded_by(expr: Expr, fn: str) -> Iterator[Expr]:
-    """An expression and what it is never below ("maximum") or never above ("minimum") by its form."""
-    yield expr
-    match expr:
-        case Call("relu" | "abs", (inner,)) if fn == "maximum":
-            yield from _bounded_by(inner, fn)
-        case Call(name, args) if name == fn:
-            for arg in args:
-                yield from _bounded_by(arg, fn)
-
-
-def _without_common(left: Expr, right: Expr) -> tuple[Expr, Expr]:
-    """Two numbers without what is added to both, or taken from both."""
-    while (
-        isinstance(left, Call)
-        and isinstance(right, Call)
-        and left.fn == right.fn
-        and left.fn in ("add", "sub")
-    ):
-        if left.args[1] is right.args[1]:
-            left, right = left.args[0], right.args[0]
-        elif left.fn == "add" and left.args[0] is right.args[0]:
-            left, right = left.args[1], right.args[1]
-        else:
-            break
-    return left, right
-
-
-def _is_of(one: Expr, body: Expr, axis: str, domains: Mapping[str, str]) -> bool:
-    """Whether a number is among those that a body has along an axis, or their other extreme."""
-    if one is body:
-        return True
-    if isinstance(one, Reduce) and one.op in ("max", "min") and one.axis == axis and one.body is body:
-        return True
-    whole = domains.get(axis, axis)
-    others = (of for of in free_axes(one) if domains.get(of, of) == whole)
-    for of in others:
-        try:
-            if substitute_axes(body, {axis: Axis(of)}) == one:
-                return True
-        except ValueError:
-            continue
-    return False
-
-
-def _range(root: Expr, memo: dict[Expr, Interval], domains: Mapping[str, str]) -> Interval:
-    """Bounds of an expression over all finite inputs."""
-    for node in walk(root):
-        if node not in memo:
-            low, high = range_of(node, memo)
-            low, high = _below_extreme(node, low, high, domains)
-            memo[node] = (low, high) if low <= high else _ALL
-    return memo[root]
-
-
-def _below_extreme(node: Expr, low: float, high: float, domains: Mapping[str, str]) -> Interval:
-    """Narrower limits where a number is taken from its maximum or minimum along an axis, or that from it."""
-    match node:
-        case Call("sub", (one, Reduce("max", axis, body))) if _is_of(one, body, axis, domains):
-            return low, min(high, 0.0)
-        case Call("sub", (Reduce("max", axis, body), one)) if _is_of(one, body, axis, domains):
-            return max(low, 0.0), high
-        case Call("sub", (one, Reduce("min", axis, body))) if _is_of(one, body, axis, domains):
-            return max(low, 0.0), high
-        case Call("sub", (Reduce("min", axis, body), one)) if _is_of(one, body, axis, domains):
-            return low, min(high, 0.0)
-    return low, high
-
-
-def range_of(node: Expr, memo: Mapping[Expr, Interval]) -> Interval:
-    match node:
-        case Const(value):
-            return float(value), float(value)
-        case Axis() | Size():
-            return 0.0, math.inf
-        case Reduce("max" | "min", _, body):
-            return memo[body]
-        case Reduce("sum", _, body):
-            low, high = memo[body]
-            return 0.0 if low >= 0 else -math.inf, 0.0 if high <= 0 else math.inf
-        case Reduce("prod", _, body):
-            return (0.0, math.inf) if memo[body][0] >= 0 else _ALL
-        case Call(fn, args):
-            return _range_of_call(fn, args, [memo[arg] for arg in args])
-    return _ALL
-
-
-def _range_of_call(fn: str, args: Sequence[Expr], ranges: Sequence[Interval]) -> Interval:
-    match fn, ranges:
-        case "neg", [(low, high)]:
-            return -high, -low
-        case "add", [(a, b), (c, d)]:
-            return a + c, b + d
-        case "sub", [(a, b), (c, d)]:
-            return a - d, b - c
-        case "mul", [one, other]:
-            return (0.0, math.inf) if args[0] is args[1] else _product(one, other)
-        case "div", [one, (low, high)] if low >= 0:
-            return _product(one, (0.0 if high == math.inf else 1 / max(high, 1e-300), math.inf))
-        case "maximum", [(a, b), (c, d)]:
-            return max(a, c), max(b, d)
-        case "minimum", [(a, b), (c, d)]:
-            return min(a, c), min(b, d)
-        case "where", [_, one, other] if any(_is_infinite(arg) for arg in args[1:]):
-            return other if _is_infinite(args[1]) else one  # of the finite numbers that it gives
-        case "where", [_, (a, b), (c, d)]:
-            return min(a, c), max(b, d)
-        case "relu", [(low, high)]:
-            return max(low, 0.0), max(high, 0.0)
-        case "abs", [(low, high)]:
-            return max(low, -high, 0.0), max(abs(low), abs(high))
-        case "floor" | "round", [(low, high)]:
-            return low - 1, high + 1
-        case _ if fn in ROUNDINGS:
-            low, high = dtypes.LIMITS[fn]
-            return float(low), float(high)
-    row = FUNCTIONS.get(fn)
-    if row is not None and row.order in ("+", "-") and len(ranges) == 1 and fn not in _BETWEEN:
-        ends = [float(_FLOATS.call(fn, [np.asarray(end)])) for end in ranges[0]]
-        if not any(map(math.isnan, ends)):
-            (low, high), kept = sorted(ends), fn in CASTS  # a cast is no rounding in the field
-            return (min(low, ranges[0][0]), max(high, ranges[0][1])) if kept else (low, high)
-    if fn in _BETWEEN:
-        return _BETWEEN[fn]
-    if row is not None:
-        if NONNEGATIVE in row.holds or (NONNEGATIVE in row.keeps and all(low >= 0 for low, _ in ranges)):
-            return 0.0, math.inf
-        if NONPOSITIVE in row.keeps and all(high <= 0 for _, high in ranges):
-            return -math.inf, 0.0
-    return _ALL
-
-
-def _is_infinite(node: Expr) -> bool:
-    return isinstance(node, Const) and not math.isfinite(node.value)
-
-
-def _product(one: Interval, other: Interval) -> Interval:
-    corners = [0.0 if a == 0 or b == 0 else a * b for a in one for b in other]
-    return min(corners), max(corners)

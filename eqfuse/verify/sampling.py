@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Program
+from eqfuse.terms.ranges import Ends
 from eqfuse.threads import cached
 from eqfuse.verify.domains import Interval, brought_within
 from eqfuse.verify.field.array import FieldArray
@@ -259,7 +259,7 @@ def draw_scalars(
     domain: FieldDomain,
     trials: int,
     rng: np.random.Generator,
-    ends: Mapping[str, Range] | None = None,
+    ends: Mapping[str, Ends] | None = None,
     number: int = 0,
 ) -> dict[str, Any]:
     """Values for the scalars: those given, small integers, and random reals, every fourth one negative. Those that

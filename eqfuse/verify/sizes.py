@@ -24,7 +24,6 @@ from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import ranks_of
 from eqfuse.terms.functions import COMPARISONS, ON_BITS
 from eqfuse.terms.interpreter import Env, evaluate_expr
-from eqfuse.terms.intervals import Affine, Box, Range
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -43,6 +42,7 @@ from eqfuse.terms.nodes import (
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascending
+from eqfuse.terms.ranges import Affine, Box, Ends
 from eqfuse.terms.types import truths
 from eqfuse.verify.facts import facts, outside_loads
 
@@ -579,7 +579,7 @@ def small_integers(*programs: Program) -> dict[str, int]:
 
 def delimiting_scalars(
     program: Program, extents: Mapping[str, int], scalars: Mapping[str, object] | None = None
-) -> dict[str, Range]:
+) -> dict[str, Ends]:
     """The integer scalars that are not given and that nothing but comparisons reads, with what they may be: the
     positions that they are compared with, and the one behind."""
     compared = [node for node in walk(*roots(program)) if isinstance(node, Call) and node.fn in COMPARISONS]
@@ -592,7 +592,7 @@ def delimiting_scalars(
     known = {name: n for name, n in small_integers(program).items() if name not in free}
     gathered = dict.fromkeys((*program.integer_tensors, *free), (0, GATHERED - 1))
     positions = _Positions(extents, {**known, **_integers(scalars or {})}, gathered)
-    found: dict[str, Range] = {}
+    found: dict[str, Ends] = {}
     for node in compared:
         for name, (low, high), positional in positions.compared(*node.args):
             if positional and name in free:
@@ -612,13 +612,13 @@ class _Positions:
 
     extents: Mapping[str, int]
     integers: Mapping[str, int]
-    gathered: Mapping[str, Range]
+    gathered: Mapping[str, Ends]
 
-    def range(self, expr: Expr) -> Range | None:
+    def range(self, expr: Expr) -> Ends | None:
         """Smallest and largest value of an integer expression; None where that cannot be told."""
-        return self._box().range(transform(expr, self._stood_for))
+        return self._box().whole(transform(expr, self._stood_for))
 
-    def compared(self, left: Expr, right: Expr) -> Iterator[tuple[str, Range, bool]]:
+    def compared(self, left: Expr, right: Expr) -> Iterator[tuple[str, Ends, bool]]:
         """The gathered values in a comparison of integers, by name; for each what it is where both sides are equal,
         the others taken to be 0, and whether the comparison is with positions."""
         box = self._box()
@@ -627,14 +627,14 @@ class _Positions:
             return
         names = {_stand_in(name): name for name in self.gathered}
         ours = {atom: [names[each] for each in walk(atom) if each in names] for atom in form.terms}
-        others = Affine({atom: n for atom, n in form.terms.items() if not ours[atom]}, form.constant)
+        others = Affine({atom: n for atom, n in form.terms.items() if not ours[atom]})
         bounds = box.bounds(others)
-        if bounds is None:
+        if not all(isinstance(end, int) for end in bounds):
             return
         for atom, count in form.terms.items():
             low, high = bounds if count < 0 else (-bounds[1], -bounds[0])
             for name in ours[atom]:
-                yield name, (-(-low // abs(count)), high // abs(count)), bool(others.terms)
+                yield name, (-int(-low // abs(count)), int(high // abs(count))), bool(others.atoms)
 
     def _box(self) -> Box:
         positions = {axis: (0, extent - 1) for axis, extent in self.extents.items()}
@@ -664,7 +664,7 @@ class InputSpec:
     name: str
     shape: tuple[int, ...]
     kind: Kind
-    values: Range = (0, 1)
+    values: Ends = (0, 1)
     delimits: bool = False
     ascending: tuple[int, ...] = ()
 
@@ -727,7 +727,7 @@ def _kinds(program: Program, dtypes: Mapping[str, str]) -> dict[str, Kind]:
     return kinds
 
 
-def _whole_range(program: Program, dtypes: Mapping[str, str]) -> Iterator[tuple[str, Range]]:
+def _whole_range(program: Program, dtypes: Mapping[str, str]) -> Iterator[tuple[str, Ends]]:
     """Tensors whose integers may be any that their dtype has: narrow ones that are in no index, and those whose bits are
     taken."""
     indices, bits = _in_indices(program), _of_bits(program)
@@ -761,13 +761,13 @@ def _integer_values(
     integers: Mapping[str, int],
     kinds: Mapping[str, Kind],
     dtypes: Mapping[str, str],
-) -> tuple[dict[str, Range], set[str]]:
+) -> tuple[dict[str, Ends], set[str]]:
     """What the integers of tensors may be, and the tensors that positions are compared with."""
     integer = [name for name, kind in kinds.items() if kind == "integer"]
-    values: dict[str, Range] = dict.fromkeys(integer, (0, GATHERED - 1))
+    values: dict[str, Ends] = dict.fromkeys(integer, (0, GATHERED - 1))
     values |= {name: ends for name, ends in _whole_range(program, dtypes) if name in values}
     delimiting: set[str] = set()
-    numbers: dict[str, Range] = {}
+    numbers: dict[str, Ends] = {}
     for node in facts(program).comparisons if values else ():
         positions = _Positions(extents, integers, values)
         for name, (low, high), positional in positions.compared(*node.args):
@@ -802,7 +802,7 @@ def _plain_dimensions(program: Program, extents: Mapping[str, int]) -> dict[tupl
 
 
 def _shapes(
-    program: Program, extents: Mapping[str, int], integers: Mapping[str, int], values: Mapping[str, Range]
+    program: Program, extents: Mapping[str, int], integers: Mapping[str, int], values: Mapping[str, Ends]
 ) -> dict[str, tuple[int, ...]]:
     plain = _plain_dimensions(program, extents)
     reach: dict[tuple[str, int], int] = {}

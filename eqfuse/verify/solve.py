@@ -15,10 +15,22 @@ from typing import Literal
 
 import numpy as np
 
-from eqfuse.terms.bounds import NEGATED
 from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, LOGICAL, ROUNDINGS
+from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, LOGICAL
+from eqfuse.terms.intervals import (
+    ALL,
+    HOLDS,
+    NEGATED,
+    Interval,
+    minus,
+    orders,
+    outward,
+    over,
+    plus,
+    reduced,
+    times,
+)
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -33,7 +45,9 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
-from eqfuse.verify.branches import Goal, Interval, range_of
+from eqfuse.terms.ranges import ends_of, linear
+from eqfuse.verify.branches import Goal
+from eqfuse.verify.reals import computed, number_of
 
 Kind = Literal["real", "integer", "truth"]
 
@@ -51,7 +65,6 @@ LARGEST = 2.0**53
 """Integers that are solved for are no larger."""
 _FARTHEST = 1e300
 _FLOATS = FloatDomain("float64")
-_ALL: Interval = (-math.inf, math.inf)
 
 
 class _Empty(Exception):
@@ -63,7 +76,7 @@ class Variable:
     """What a number may be."""
 
     kind: Kind = "real"
-    values: Interval = _ALL
+    values: Interval = ALL
 
     @classmethod
     def of_dtype(cls, dtype: str | None, kind: Kind = "real") -> Variable:
@@ -212,8 +225,7 @@ def _has_cycle(literals: Iterable[tuple[Expr, bool]]) -> bool:
                 fn in ("gt", "ge", "eq")
             ):
                 (one, more), (other, less) = _offset(low), _offset(high)
-                if _is_whole(more) and _is_whole(less):
-                    edges.append((one, other, less - more, fn in ("lt", "gt")))
+                edges.append((one, other, less - more, fn in ("lt", "gt")))
     parts = {part for edge in edges for part in edge[:2]}
     # Least distances, and of paths of the same length those with a strict edge first (Bellman and Ford).
     reach: dict[Expr, tuple[float, int]] = dict.fromkeys(parts, (0.0, 0))
@@ -228,16 +240,13 @@ def _has_cycle(literals: Iterable[tuple[Expr, bool]]) -> bool:
 
 def _offset(node: Expr) -> tuple[Expr, float]:
     """An expression as another one and a whole number that is added to it."""
-    match node:
-        case Call("add", (part, Const(number))) | Call("add", (Const(number), part)):
-            found, more = _offset(part)
-            return found, more + number
-        case Call("sub", (part, Const(number))):
-            found, more = _offset(part)
-            return found, more - number
-        case Const(number):
-            return _NOTHING, float(number)
-    return node, 0.0
+    form = linear(node)
+    match [*form.atoms.items()]:
+        case []:
+            return _NOTHING, form.constant
+        case [(part, 1)]:
+            return part, form.constant
+    return node, 0
 
 
 _NOTHING = Const(0)
@@ -300,17 +309,8 @@ class _Narrowing:
                 ends = fn == "or"
                 return ends if ends in truths else None if None in truths else not ends
             case Call(fn, (left, right)) if fn in COMPARISONS:
-                (low, high), (least, most) = self._forward(left), self._forward(right)
-                below, above = high < least, low > most
-                same = low == high == least == most
-                known = {
-                    "lt": (below, low >= most),
-                    "gt": (above, high <= least),
-                    "eq": (same, below or above),
-                }
-                fn, turned = (fn, False) if fn in known else (NEGATED[fn], True)
-                is_true, is_false = known[fn]
-                return (is_true != turned) if is_true or is_false else None
+                seen, holds = orders(self._forward(left), self._forward(right)), HOLDS[fn]
+                return True if not seen & ~holds else False if not seen & holds else None
             case _ if node in self.values:
                 low, high = self.values[node]
                 return bool(low) if low == high else None
@@ -345,8 +345,8 @@ class _Narrowing:
                 strict = fn == "lt"
                 if left is right and strict:
                     raise _Empty
-                self._narrow(left, (-math.inf, _before(most) if strict else most))
-                self._narrow(right, (_after(low) if strict else low, math.inf))
+                self._narrow(left, (-math.inf, outward(most, -1) if strict else most))
+                self._narrow(right, (outward(low, 1) if strict else low, math.inf))
 
     def _forward(self, root: Expr) -> Interval:
         for node in walk(root):
@@ -355,17 +355,27 @@ class _Narrowing:
         return self._memo[root]
 
     def _range(self, node: Expr) -> Interval:
-        if isinstance(node, Call) and node.fn not in COMPARISONS and node.fn not in LOGICAL:
-            if node.fn == "where" and (truth := self._truth(node.args[0])) is not None:
-                return self._memo[node.args[1 if truth else 2]]
-            ranges = [self._memo[arg] for arg in node.args]
-            if node.fn in FUNCTIONS and node.fn != "where" and all(low == high for low, high in ranges):
-                with np.errstate(all="ignore"):
-                    found = float(_FLOATS.call(node.fn, [np.asarray(low) for low, _ in ranges]))
-                self._has_nan = self._has_nan or math.isnan(found)
-                return _ALL if math.isnan(found) else (found, found)
-        low, high = range_of(node, self._memo)
-        return _wider(node, low, high) if low <= high else _ALL
+        match node:
+            case Const(value):
+                return float(value), float(value)
+            case Axis() | Size():
+                return 0.0, math.inf
+            case Reduce(op, _, body):
+                return reduced(op, (0.0, math.inf), self._memo[body])
+            case Call(fn, args) if fn in FUNCTIONS and fn not in COMPARISONS and fn not in LOGICAL:
+                if fn == "where" and (truth := self._truth(args[0])) is not None:
+                    return self._memo[args[1 if truth else 2]]
+                if fn == "where" and (side := number_of(args[1:])) is not None:
+                    return self._memo[args[1 + side]]
+                parts = [self._memo[arg] for arg in args]
+                if fn != "where" and all(low == high for low, high in parts):
+                    with np.errstate(all="ignore"):
+                        found = float(_FLOATS.call(fn, [np.asarray(float(low)) for low, _ in parts]))
+                    self._has_nan = self._has_nan or math.isnan(found)
+                    return ALL if math.isnan(found) else (found, found)
+                low, high = ends_of(fn, args, parts, value=computed)
+                return _floats(low, high)
+        return ALL
 
     def _narrow(self, node: Expr, wanted: Interval) -> None:
         """The node has a value in this interval: narrows what it is made of."""
@@ -389,11 +399,11 @@ class _Narrowing:
         low, high = wanted
         match node:
             case Call("add", (left, right)):
-                self._narrow(left, _minus(wanted, self._forward(right)))
-                self._narrow(right, _minus(wanted, self._forward(left)))
+                self._narrow(left, _outward(*minus(wanted, self._forward(right))))
+                self._narrow(right, _outward(*minus(wanted, self._forward(left))))
             case Call("sub", (left, right)):
-                self._narrow(left, _plus(wanted, self._forward(right)))
-                self._narrow(right, _minus(self._forward(left), wanted))
+                self._narrow(left, _outward(*plus(wanted, self._forward(right))))
+                self._narrow(right, _outward(*minus(self._forward(left), wanted)))
             case Call("neg", (inner,)):
                 self._narrow(inner, (-high, -low))
             case Call("mul", (left, right)) if left is right:
@@ -406,7 +416,7 @@ class _Narrowing:
                 for one, other in ((left, right), (right, left)):
                     self._narrow(one, _over(wanted, self._forward(other)))
             case Call("div", (left, right)):
-                self._narrow(left, _times(wanted, self._forward(right)))
+                self._narrow(left, _outward(*times(wanted, self._forward(right))))
                 self._narrow(right, _over(self._forward(left), wanted))
             case Call("maximum" | "minimum", args):
                 self._limit(node, args, wanted)
@@ -416,7 +426,7 @@ class _Narrowing:
                 self._branch(node, condition, left, right, wanted)
             case Call("floordiv", (inner, Const(by))) if by > 0:
                 least = math.ceil(low) * by if math.isfinite(low) else low
-                most = _before((math.floor(high) + 1) * by) if math.isfinite(high) else high
+                most = outward((math.floor(high) + 1) * by, -1) if math.isfinite(high) else high
                 self._narrow(inner, (_outward(least, 0.0)[0], most))
             case Call("rshift", (inner, Const(int(by)))) if 0 <= by < 62:
                 self._backward(call("floordiv", inner, Const(2**by)), wanted)
@@ -475,50 +485,24 @@ def _meet(one: Interval, other: Interval) -> bool:
     return max(one[0], other[0]) <= min(one[1], other[1])
 
 
-def _before(number: float) -> float:
-    return float(np.nextafter(number, -math.inf)) if math.isfinite(number) else number
-
-
-def _after(number: float) -> float:
-    return float(np.nextafter(number, math.inf)) if math.isfinite(number) else number
-
-
 def _outward(low: float, high: float) -> Interval:
     """An interval that holds one whose ends were rounded; whole numbers below 2^53 were not."""
-    return low if _is_whole(low) else _before(_before(low)), high if _is_whole(high) else _after(_after(high))
+    return low if _is_whole(low) else outward(low, -1, 2), high if _is_whole(high) else outward(high, 1, 2)
+
+
+def _floats(low: float, high: float) -> Interval:
+    """An interval around one whose ends may be integers; all numbers where they are the wrong way round."""
+    ends = float(low), float(high)
+    return ALL if not low <= high else ends if ends == (low, high) else _outward(*ends)
 
 
 def _is_whole(number: float) -> bool:
     return math.isfinite(number) and abs(number) < 2**53 and number == int(number)
 
 
-_EXACT = frozenset({"neg", "abs", "relu", "maximum", "minimum", "where", *ROUNDINGS})
-
-
-def _wider(node: Expr, low: float, high: float) -> Interval:
-    """What a function gives, wider by what rounding does."""
-    return _outward(low, high) if isinstance(node, Call) and node.fn not in _EXACT else (low, high)
-
-
-def _plus(one: Interval, other: Interval) -> Interval:
-    return _outward(one[0] + other[0], one[1] + other[1])
-
-
-def _minus(one: Interval, other: Interval) -> Interval:
-    return _outward(one[0] - other[1], one[1] - other[0])
-
-
-def _times(one: Interval, other: Interval) -> Interval:
-    corners = [0.0 if a == 0 or b == 0 else a * b for a in one for b in other]
-    return _outward(min(corners), max(corners))
-
-
 def _over(one: Interval, other: Interval) -> Interval:
     """Quotients of two intervals; any number where the divisor may be 0."""
-    if other[0] <= 0 <= other[1]:
-        return _ALL
-    corners = [0.0 if math.isinf(b) else a / b for a in one for b in other]
-    return _outward(min(corners), max(corners))
+    return ALL if other[0] <= 0 <= other[1] else _outward(*over(one, other))
 
 
 def _root(number: float) -> float:
@@ -529,7 +513,7 @@ def _inverse(fn: str, grows: bool, wanted: Interval, have: Interval) -> Interval
     """Where a monotone function has a value in an interval: an interval around all such numbers."""
 
     def value(at: float) -> float:
-        found = float(_FLOATS.call(fn, [np.asarray(at)]))
+        found = computed(fn, at)
         return found if grows else -found  # or NaN, which is no number in any interval
 
     low, high = wanted if grows else (-wanted[1], -wanted[0])

@@ -11,8 +11,8 @@ import numpy as np
 from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.interpreter import evaluate_together
-from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Expr, Program
+from eqfuse.terms.ranges import Ends
 from eqfuse.threads import cached
 from eqfuse.verify.adversary import counted, indexing_tensors
 from eqfuse.verify.bound import Bound, Difference, Side
@@ -190,9 +190,9 @@ class Source:
         return Inputs(tensors, scalars, self.extents, trials, first=start, varied=varied)
 
     @cached
-    def ends_of_ranges(self) -> Mapping[str, Range]:
+    def ends_of_ranges(self) -> Mapping[str, Ends]:
         """The scalars that positions are compared with in every program that has them, and what they may be."""
-        found: dict[str, Range] = {}
+        found: dict[str, Ends] = {}
         each = [
             (program, delimiting_scalars(program, extents, self.scalars))
             for program, extents in ((side.program, side.extents) for side in self.sides)

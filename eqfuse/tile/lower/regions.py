@@ -17,9 +17,10 @@ from dataclasses import replace
 from eqfuse.loops.nodes import Kernel
 from eqfuse.records import dataclass
 from eqfuse.terms.assume import conjuncts
-from eqfuse.terms.linear import MIRRORED, NEGATED, difference, linear
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, Size, walk
+from eqfuse.terms.intervals import MIRRORED, NEGATED
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, walk
 from eqfuse.terms.promises import read_along
+from eqfuse.terms.ranges import FiniteInputs, difference, linear
 from eqfuse.tile.lower.builder import Builder
 from eqfuse.tile.lower.expressions import Expressions, is_shift, may_keep_inside, may_miss
 from eqfuse.tile.lower.types import Types
@@ -111,7 +112,7 @@ class Regions:
             case Call("eq" | "ne" as fn, (left, right)) if (fn == "eq") == wanted:
                 low = self._compared(predicate, wanted, "ge", left, right)
                 hull = self.both(low, self._compared(predicate, wanted, "le", left, right))
-                if self._searched(difference(left, right)) is not None:
+                if self._searched(difference(left, right).terms) is not None:
                     return hull
                 return hull and replace(hull, full_low=None, full_high=None, proven={}, is_proven=False)
             case Call("lt" | "le" | "gt" | "ge" as fn, (left, right)):
@@ -158,14 +159,14 @@ class Regions:
 
     def _compared(self, whole: Expr, wanted: bool, fn: str, left: Expr, right: Expr) -> Region | None:
         """The region of `left fn right`, solved for the axis."""
-        terms = difference(left, right)
+        terms = dict(difference(left, right).terms)
         found = self._solved(terms)
         if found is None:
             return self._among_ascending(whole, wanted, fn, terms)
         factor, divisor = found
         # factor * j + terms <= 0 (below) or >= 0, so |factor| * j <= rest or >= rest.
         sign = 1 if factor > 0 else -1
-        rest = {term: -sign * count for term, count in terms.items() if count}
+        rest = {term: -sign * count for term, count in terms.items()}
         bounds = self._sum(rest)
         if bounds is None:
             return None
@@ -221,7 +222,7 @@ class Regions:
             return None
         load, place, by = found
         sign = terms[load]
-        bounds = self._sum({term: -sign * n for term, n in terms.items() if n and term is not load})
+        bounds = self._sum({term: -sign * n for term, n in terms.items() if term is not load})
         others = [at for k, at in enumerate(load.index) if k != place]
         if bounds is None or any(map(may_miss, (Load(load.tensor, (at,)) for at in others))):
             return None
@@ -424,7 +425,7 @@ class Regions:
             case Load():
                 return self._ends(expr)
             case Call("add" | "sub" | "neg" | "mul", _):
-                terms = linear(expr, 1, {})
+                terms = linear(expr).terms
                 parts = {term: self._interval(term) for term in terms}
                 return None if expr in terms or None in parts.values() else self._sum(terms)
             case Call("floordiv", (part, divisor)) if _is_positive(divisor):
@@ -448,9 +449,9 @@ def _is_data(expr: Expr) -> bool:
 
 
 def _is_positive(expr: Expr) -> bool:
-    return isinstance(expr, Size) or (
-        isinstance(expr, Const) and isinstance(expr.value, int) and expr.value > 0
-    )
+    """Whether an integer made of sizes and numbers is above 0."""
+    found = FiniteInputs().of(expr)
+    return found.low > 0 and found.whole and not _axes(expr) and not _is_data(expr)
 
 
 def _axes(expr: Expr) -> set[str]:

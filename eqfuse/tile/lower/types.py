@@ -11,9 +11,6 @@ from eqfuse.loops.nodes import Let, Loop, Stmt, Store
 from eqfuse.records import dataclass
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
-from eqfuse.terms.functions import ROUNDINGS
-from eqfuse.terms.integers import BITS, identity
-from eqfuse.terms.intervals import Range, chosen
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -28,6 +25,7 @@ from eqfuse.terms.nodes import (
     children,
     walk,
 )
+from eqfuse.terms.ranges import Range, Ranges, integer
 from eqfuse.tile.dtypes import reduced_dtype, result_dtype
 
 Type = tuple[frozenset[str], str]
@@ -54,6 +52,9 @@ class Types:
     aligned: Collection[str]
     is_tile: Callable[[str], bool]
     assumed: dict[str, Type] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._integers = Integers(self.tensors)
 
     def of(self, expr: Expr) -> Type:
         memo: dict[Expr, Type] = {}
@@ -127,7 +128,7 @@ class Types:
                 return NO_DIMS, "i32"
             case Call(fn, _):
                 dtype = result_dtype(fn, [part[1] for part in parts], self.accumulate)
-                return dims, "i64" if dtype == "i32" and not fits(span(expr, self.tensors)) else dtype
+                return dims, "i64" if dtype == "i32" and not self._integers.fit(expr) else dtype
             case _:
                 return NO_DIMS, "i32"
 
@@ -192,86 +193,26 @@ class Types:
         return left[0] | right[0], result_dtype("where", ("bool", left[1], right[1]), self.accumulate)
 
 
-def fits(span: Range) -> bool:
-    """Whether 32 bits hold every integer of a range."""
-    return span[0] >= WORD[0] and span[1] <= WORD[1]
+class Integers(Ranges):
+    """Integers whose parts are i32 or narrower, given the dtypes of tensors: an i32 that is read may be any, an axis has at most
+    `POSITIONS`, or none."""
 
+    otherwise = WORD  # of 32 bits as its parts are
+    may_be_empty = True
 
-def span(expr: Expr, tensors: Mapping[str, str], positions: int = POSITIONS) -> Range:
-    """The range of an integer expression whose parts are i32 or narrower, given the dtypes of tensors: an i32 that is
-    read may be any, an axis has at most so many `positions`."""
+    def __init__(self, tensors: Mapping[str, str]) -> None:
+        super().__init__()
+        self._tensors = tensors
 
-    def of(part: Expr) -> Range:
-        return span(part, tensors, positions)
+    def leaf(self, node: Expr) -> Range:
+        match node:
+            case Axis() | Size():
+                return integer(node, 0, POSITIONS)
+            case Load(tensor, _) if self._tensors.get(tensor) in STORED:
+                return integer(node, *LIMITS[self._tensors[tensor]])
+        return integer(node, *WORD)
 
-    match expr:
-        case Const(number):
-            return int(number), int(number)
-        case Axis() | Size():
-            return 0, positions
-        case Load(tensor, _) if tensors.get(tensor) in STORED:
-            return LIMITS[tensors[tensor]]
-        case Call("mul", (Axis(axis), Call("floordiv", (whole, Size(size))))) if axis == size:
-            return of(whole)  # where the axis's share of it starts
-        case Call("add" | "sub" | "mul" | "neg" | "sq" | "abs" | "lshift" as fn, args):
-            return _ends(fn, [of(arg) for arg in args])
-        case Call("mod", (_, divisor)):
-            return _below(of(divisor))
-        case Call("floordiv", (operand, Const(int(divisor)))) if divisor:
-            low, high = of(operand)
-            return min(low // divisor, high // divisor), max(low // divisor, high // divisor)
-        case Call("floordiv", (operand, divisor)):
-            low, high = of(operand)
-            most = max(-low, high)
-            return (min(low, 0), max(high, 0)) if of(divisor)[0] >= 0 else (-most, most)
-        case Call("bitand", (Const(int(mask)), _) | (_, Const(int(mask)))) if mask >= 0:
-            return 0, mask
-        case Call("bitand" | "bitor" | "bitxor", args) if all(of(arg)[0] >= 0 for arg in args):
-            return 0, (1 << max(of(arg)[1].bit_length() for arg in args)) - 1
-        case Call("rshift", (operand, _)):
-            low, high = of(operand)
-            return min(low, 0), max(high, 0)
-        case Call("maximum" | "minimum", args) | Call("where", (_, *args)):
-            parts = [of(arg) for arg in args]
-            return min(part[0] for part in parts), max(part[1] for part in parts)
-        case Call(fn, _) if fn in ROUNDINGS:
-            return LIMITS[fn]
-        case Reduce() if (part := chosen(expr)) is not None:
-            low, high = of(part)
-            empty = _empty(expr)
-            return min(low, empty), max(high, empty)
-        case _:  # of 32 bits as its parts are
-            return WORD
-
-
-def _empty(reduction: Reduce) -> int:
-    """What a reduction that chooses gives where an axis has no positions."""
-    found = fold_of(reduction.op)
-    number = REDUCTIONS[reduction.op] if found is None else found[0].identity[found[1]].value
-    return identity(number, "i32")
-
-
-def _below(divisor: Range) -> Range:
-    """The remainders by divisors of a range."""
-    return min(divisor[0] + 1, 0), max(divisor[1] - 1, 0)
-
-
-def _ends(fn: str, args: Sequence[Range]) -> Range:
-    """The range of a function that is monotonic in each argument, but at 0."""
-    match fn, args:
-        case "neg", [(low, high)]:
-            return -high, -low
-        case "abs", [(low, high)]:
-            return 0, max(-low, high)
-        case "sq", [(low, high)]:
-            return 0, max(low * low, high * high)
-        case "add", [(a, b), (c, d)]:
-            return a + c, b + d
-        case "sub", [(a, b), (c, d)]:
-            return a - d, b - c
-        case "lshift", [(a, b), (_, by)]:
-            return min(a << min(max(by, 0), BITS), 0), max(b << min(max(by, 0), BITS), 0)
-        case _, [left, right]:
-            products = [a * b for a in left for b in right]
-            return min(products), max(products)
-    raise TypeError(fn)
+    def fit(self, expr: Expr) -> bool:
+        """Whether 32 bits hold every value."""
+        found = self.of(expr)
+        return WORD[0] <= found.low and found.high <= WORD[1]

@@ -8,26 +8,16 @@ for all blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from eqfuse.names import Names
-from eqfuse.terms.nodes import Call, Const, Expr, Size, call, walk
-from eqfuse.tile.nodes import (
-    Argument,
-    Constant,
-    Elementwise,
-    Extent,
-    Kernel,
-    LaunchValue,
-    Let,
-    Op,
-    TileProgram,
-)
+from eqfuse.terms.extents import is_count
+from eqfuse.terms.nodes import Call, Expr, Size, call, walk
+from eqfuse.tile.nodes import Argument, Elementwise, Kernel, LaunchValue, Let, TileProgram
 from eqfuse.tile.passes.draft import changed, in_kernels
-from eqfuse.tile.walk import ops_of, pruned
-
-_FUNCTIONS = ("add", "sub", "mul", "floordiv")
+from eqfuse.tile.passes.terms import Terms
+from eqfuse.tile.walk import pruned
 
 
 def computed_at_launch(program: TileProgram) -> TileProgram:
@@ -36,16 +26,18 @@ def computed_at_launch(program: TileProgram) -> TileProgram:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    ops = ops_of(kernel.body)
-    taken = Names(op.name for op in ops.values() if isinstance(op, Argument | LaunchValue))
+    terms = Terms(kernel)
+    taken = Names(op.name for op in terms.ops.values() if isinstance(op, Argument | LaunchValue))
     names: dict[Expr, str] = {}
     values: dict[str, LaunchValue] = {}
-    for value, op in ops.items():
-        expr = _expr(op, ops)
-        if isinstance(expr, Call) and expr.fn == "floordiv" and any(_sizes(expr.args[1])):
-            if expr not in names:
-                names[expr] = taken.fresh("_by_".join(dict.fromkeys(_sizes(expr))))
-            values[value] = LaunchValue(names[expr], expr)
+    for value, op in terms.ops.items():
+        match op:
+            case Elementwise("floordiv", (dividend, divisor)) if not dividend.dims and not divisor.dims:
+                expr = call("floordiv", terms.term(dividend), terms.term(divisor))
+                if any(_sizes(terms.term(divisor))) and _is_launched(expr, terms):
+                    if expr not in names:
+                        names[expr] = taken.fresh("_by_".join(dict.fromkeys(_sizes(expr))))
+                    values[value] = LaunchValue(names[expr], expr)
     if not values:
         return kernel
 
@@ -55,32 +47,15 @@ def _kernel(kernel: Kernel) -> Kernel:
     return replace(kernel, body=pruned(changed(kernel.body, replaced)))
 
 
-def _expr(op: Op | None, ops: Mapping[str, Op]) -> Expr | None:
-    """What an op is as a term over sizes; None where it is no such term. What a loop carries has no op."""
-    match op:
-        case Extent(axis):
-            return Size(axis)
-        case Constant(int(number)) if not isinstance(number, bool):
-            return Const(number)
-        case Elementwise(fn, (left, right)) if fn in _FUNCTIONS:
-            sides = _expr(ops.get(left.name), ops), _expr(ops.get(right.name), ops)
-            if sides[0] is None or sides[1] is None or (fn == "floordiv" and not _is_positive(sides[1])):
-                return None
-            return call(fn, sides[0], sides[1])
-        case _:
-            return None
-
-
-def _is_positive(expr: Expr) -> bool:
-    match expr:
-        case Size():
-            return True
-        case Const(number):
-            return number > 0
-        case Call("add" | "mul", args):
-            return all(map(_is_positive, args))
-        case _:
-            return False
+def _is_launched(expr: Expr, terms: Terms) -> bool:
+    """Whether the launcher computes a term: one over sizes and integers, with divisors above 0."""
+    calls = [node for node in walk(expr) if isinstance(node, Call)]
+    divisors = (node.args[1] for node in calls if node.fn == "floordiv")
+    return (
+        is_count(expr)
+        and all(node.fn != "mod" for node in calls)
+        and all(terms.of(divisor).low > 0 for divisor in divisors)
+    )
 
 
 def _sizes(expr: Expr) -> Iterator[str]:
