@@ -10,42 +10,8 @@ from eqfuse.terms.dtypes import DTYPES
 from eqfuse.terms.folds import fold_of, is_ranked
 from eqfuse.terms.functions import ARITY
 from eqfuse.terms.nodes import COMBINE, Call, Const, Expr, Size
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
-from eqfuse.tile.nodes import (
-    TILE_FUNCTIONS,
-    Align,
-    Argument,
-    BlockSize,
-    Bound,
-    Cast,
-    Constant,
-    Dot,
-    Elementwise,
-    Extent,
-    Fill,
-    FinitePart,
-    FoldTile,
-    For,
-    If,
-    Irrational,
-    Kernel,
-    Lanes,
-    LaunchValue,
-    Let,
-    LoadTile,
-    MergeTile,
-    NonFiniteCorrection,
-    Op,
-    Positions,
-    RankTile,
-    ReduceTile,
-    Search,
-    Start,
-    Stmt,
-    Store,
-    TileProgram,
-    Value,
-)
 from eqfuse.tile.walk import operands
 
 
@@ -56,7 +22,7 @@ class TileError(EqfuseError):
     """
 
 
-def check(program: TileProgram, dtypes: Mapping[str, str] | None = None) -> None:
+def check(program: ir.TileProgram, dtypes: Mapping[str, str] | None = None) -> None:
     """Raises TileError where the program is malformed. With `dtypes` (of inputs and scalars), loads
     and arguments are checked against them."""
     known = {**(dtypes or {}), **{buffer.name: buffer.dtype for buffer in program.buffers if buffer.dtype}}
@@ -66,14 +32,14 @@ def check(program: TileProgram, dtypes: Mapping[str, str] | None = None) -> None
 
 
 class _KernelCheck:
-    def __init__(self, kernel: Kernel, dtypes: Mapping[str, str], ranks: Mapping[str, int]) -> None:
+    def __init__(self, kernel: ir.Kernel, dtypes: Mapping[str, str], ranks: Mapping[str, int]) -> None:
         self._kernel = kernel
         self._dtypes = dtypes
         self._ranks = ranks
         self._blocks: dict[str, Block] = {}
-        self._visible: dict[str, Value] = {}
+        self._visible: dict[str, ir.Value] = {}
         self._names: set[str] = set()
-        self._open: list[For[Stmt]] = []
+        self._open: list[ir.For[ir.Stmt]] = []
 
     def run(self) -> None:
         for block in self._kernel.blocks:
@@ -111,22 +77,22 @@ class _KernelCheck:
 
     # Statements ---------------------------------------------------------------------------------
 
-    def _body(self, body: Iterable[Stmt]) -> None:
+    def _body(self, body: Iterable[ir.Stmt]) -> None:
         for stmt in body:
             match stmt:
-                case Let(value, op):
+                case ir.Let(value, op):
                     for operand in operands(op):
                         self._read(operand)
                     self._op(value, op)
                     self._define(value)
-                case For():
+                case ir.For():
                     self._for(stmt)
-                case If():
+                case ir.If():
                     self._if(stmt)
-                case Store():
+                case ir.Store():
                     self._store(stmt)
 
-    def _for(self, loop: For[Stmt]) -> None:
+    def _for(self, loop: ir.For[ir.Stmt]) -> None:
         block = self._block(loop.axis)
         self._require(
             block.kind in ("loop", "unit"), f"loop over axis {loop.axis!r} with a {block.kind} block"
@@ -151,7 +117,7 @@ class _KernelCheck:
             self._read(item.next)
         self._visible = {**outside, **{item.value.name: item.value for item in loop.carried}}
 
-    def _if(self, branch: If[Stmt]) -> None:
+    def _if(self, branch: ir.If[ir.Stmt]) -> None:
         for value in (branch.condition, *(result.otherwise for result in branch.results)):
             self._read(value)
         condition = branch.condition
@@ -164,7 +130,7 @@ class _KernelCheck:
         for result in branch.results:
             self._define(result.value)
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: ir.Store) -> None:
         self._read(store.value)
         self._access(store.tensor, store.index, store.mask, store.value)
         self._require(store.tensor in self._ranks, f"store to {store.tensor!r}, which is not a buffer")
@@ -175,7 +141,7 @@ class _KernelCheck:
 
     # Values -------------------------------------------------------------------------------------
 
-    def _define(self, value: Value) -> None:
+    def _define(self, value: ir.Value) -> None:
         if value.name in self._names:
             raise self._error(f"{value.name!r} is defined twice")
         if value.dtype not in DTYPES:
@@ -191,14 +157,14 @@ class _KernelCheck:
         self._names.add(value.name)
         self._visible[value.name] = value
 
-    def _read(self, value: Value) -> None:
+    def _read(self, value: ir.Value) -> None:
         found = self._visible.get(value.name)
         if found is None:
             raise self._error(f"{value.name!r} is read where it is not defined")
         if found is not value and found != value:
             raise self._error(f"{value.name!r} is read as {_typed(value)}")
 
-    def _scalar_integer(self, value: Value) -> None:
+    def _scalar_integer(self, value: ir.Value) -> None:
         self._read(value)
         fits = value.dims == () and value.dtype in ("i32", "i64")
         self._require(fits, f"{_typed(value)} is not a scalar integer")
@@ -210,78 +176,78 @@ class _KernelCheck:
 
     # Ops ----------------------------------------------------------------------------------------
 
-    def _op(self, value: Value, op: Op) -> None:
+    def _op(self, value: ir.Value, op: ir.Op) -> None:
         match op:
-            case Constant():
+            case ir.Constant():
                 self._shape(value, (), value.dtype)
-            case Irrational():
+            case ir.Irrational():
                 self._shape(value, (), "f64" if value.dtype == "f64" else "f32")
-            case Argument(name):
+            case ir.Argument(name):
                 self._shape(value, (), self._dtypes.get(name, value.dtype))
-            case Extent():
+            case ir.Extent():
                 self._shape(value, (), "i32")
-            case BlockSize(axis):
+            case ir.BlockSize(axis):
                 self._block(axis)
                 self._shape(value, (), "i32")
-            case LaunchValue(_, expr):
+            case ir.LaunchValue(_, expr):
                 self._launch_value(expr)
                 self._shape(value, (), "i32")
-            case Start(axis):
+            case ir.Start(axis):
                 self._position(axis)
                 self._shape(value, (), "i32")
-            case Positions(axis) | Lanes(axis):
+            case ir.Positions(axis) | ir.Lanes(axis):
                 self._position(axis)
                 self._shape(value, (axis,), "i32")
-            case Fill():
+            case ir.Fill():
                 self._shape(value, value.dims, value.dtype)
-            case Elementwise(fn, args, division):
+            case ir.Elementwise(fn, args, division):
                 if division != "any" and (fn not in ("floordiv", "mod") or value.dtype not in INTEGERS):
                     raise self._error(f"{fn} is no division of integers")
                 self._elementwise(value, fn, args)
-            case Bound(axis, stop):
+            case ir.Bound(axis, stop):
                 self._bound(value, axis, stop)
-            case Align(source):
+            case ir.Align(source):
                 if not set(source.dims) <= set(value.dims):
                     raise self._error(f"{_typed(value)} loses dims of {_typed(source)}")
                 self._shape(value, value.dims, source.dtype)
-            case Cast(source):
+            case ir.Cast(source):
                 self._shape(value, source.dims, value.dtype)
-            case FinitePart(source):
+            case ir.FinitePart(source):
                 self._require(source.dtype not in INTEGERS, f"{_typed(source)} is always finite")
                 self._shape(value, source.dims, source.dtype)
-            case LoadTile(tensor, index, mask, _):
+            case ir.LoadTile(tensor, index, mask, _):
                 self._access(tensor, index, mask, value)
-            case Search():
+            case ir.Search():
                 self._search(value, op)
-            case ReduceTile(fold, source, axis):
+            case ir.ReduceTile(fold, source, axis):
                 self._require(fold in COMBINE, f"unknown reduction {fold!r}")
                 self._require(axis in source.dims, f"{_typed(source)} has no dim {axis!r} to fold")
                 self._shape(value, tuple(dim for dim in source.dims if dim != axis), source.dtype)
-            case FoldTile(fold, sources, axis):
+            case ir.FoldTile(fold, sources, axis):
                 self._fold(value, fold, sources, axis)
-            case RankTile(fold, sources, axis, ranks):
+            case ir.RankTile(fold, sources, axis, ranks):
                 self._list(value, fold, sources, axis, ranks)
-            case MergeTile(fold, left, right, ranks):
+            case ir.MergeTile(fold, left, right, ranks):
                 self._list(value, fold, left, ranks, ranks)
                 self._list(value, fold, right, ranks, ranks)
-            case Dot():
+            case ir.Dot():
                 self._dot(value, op)
-            case NonFiniteCorrection():
+            case ir.NonFiniteCorrection():
                 self._product(value, op.left, op.right, op.axis, op.total, op.left_mask, op.right_mask)
 
-    def _fold(self, value: Value, op: str, sources: tuple[Value, ...], axis: str) -> None:
+    def _fold(self, value: ir.Value, op: str, sources: tuple[ir.Value, ...], axis: str) -> None:
         place = self._folded(op, sources, axis)
         rest = tuple(dim for dim in sources[0].dims if dim != axis)
         self._shape(value, rest, sources[place].dtype)
 
-    def _list(self, value: Value, op: str, sources: tuple[Value, ...], axis: str, ranks: str) -> None:
+    def _list(self, value: ir.Value, op: str, sources: tuple[ir.Value, ...], axis: str, ranks: str) -> None:
         place = self._folded(op, sources, axis)
         self._require(is_ranked(op), f"{op} makes no list")
         self._require(self._block(ranks).kind == "whole", f"{op} lists a part of {ranks!r} alone")
         dims = tuple(ranks if dim == axis else dim for dim in sources[0].dims)
         self._shape(value, dims, sources[place].dtype)
 
-    def _folded(self, op: str, sources: tuple[Value, ...], axis: str) -> int:
+    def _folded(self, op: str, sources: tuple[ir.Value, ...], axis: str) -> int:
         """The place of the state variable of a fold of these tiles."""
         found = fold_of(op)
         if found is None:
@@ -293,7 +259,7 @@ class _KernelCheck:
             self._require(axis in source.dims, f"{_typed(source)} has no dim {axis!r} to fold")
         return place
 
-    def _shape(self, value: Value, dims: tuple[str, ...], dtype: str) -> None:
+    def _shape(self, value: ir.Value, dims: tuple[str, ...], dtype: str) -> None:
         if value.dims != dims:
             raise self._error(f"{_typed(value)} should have the dims {list(dims)}")
         if value.dtype != dtype:
@@ -304,7 +270,7 @@ class _KernelCheck:
         walked = block.kind in ("grid", "whole") or any(loop.axis == axis for loop in self._open)
         self._require(walked, f"position of axis {axis!r} outside a loop over it")
 
-    def _bound(self, value: Value, axis: str, stop: Value) -> None:
+    def _bound(self, value: ir.Value, axis: str, stop: ir.Value) -> None:
         self._position(axis)
         self._scalar_integer(stop)
         self._shape(value, (axis,), "bool")
@@ -315,8 +281,8 @@ class _KernelCheck:
                     loop.stop == stop, f"bound of axis {axis!r} at {stop.name!r}, not at the loop's stop"
                 )
 
-    def _elementwise(self, value: Value, fn: str, args: tuple[Value, ...]) -> None:
-        arity = ARITY.get(fn, TILE_FUNCTIONS.get(fn))
+    def _elementwise(self, value: ir.Value, fn: str, args: tuple[ir.Value, ...]) -> None:
+        arity = ARITY.get(fn, ir.TILE_FUNCTIONS.get(fn))
         if arity != len(args):
             raise self._error(f"{fn} of {len(args)} operands")
         for arg in args:
@@ -334,7 +300,9 @@ class _KernelCheck:
         if dtypes != wanted:
             raise self._error(f"{fn} of {', '.join(dtypes)} should be of {', '.join(wanted)}")
 
-    def _access(self, tensor: str, index: tuple[Value, ...], mask: Value | None, tile: Value) -> None:
+    def _access(
+        self, tensor: str, index: tuple[ir.Value, ...], mask: ir.Value | None, tile: ir.Value
+    ) -> None:
         for value in index:
             self._read(value)
             self._require(value.dtype in INTEGERS, f"index {_typed(value)} of {tensor!r} is not an integer")
@@ -349,7 +317,7 @@ class _KernelCheck:
         dtype = self._dtypes.get(tensor, tile.dtype)
         self._require(tile.dtype == dtype, f"{tensor!r} holds {dtype}, not {tile.dtype}")
 
-    def _search(self, value: Value, op: Search) -> None:
+    def _search(self, value: ir.Value, op: ir.Search) -> None:
         for operand in (*op.index, op.stop, op.target):
             self._scalar_integer(operand)
         self._require(0 <= op.place <= len(op.index), f"{op.tensor!r} has no dimension {op.place}")
@@ -367,7 +335,7 @@ class _KernelCheck:
             case _:
                 self._require(False, f"{expr} is not known at a launch")
 
-    def _dot(self, value: Value, op: Dot) -> None:
+    def _dot(self, value: ir.Value, op: ir.Dot) -> None:
         self._product(value, op.left, op.right, op.axis, op.accumulator, op.left_mask, op.right_mask)
         halves = op.precision == "bf16x3"
         self._require(
@@ -378,13 +346,13 @@ class _KernelCheck:
 
     def _product(
         self,
-        value: Value,
-        left: Value,
-        right: Value,
+        value: ir.Value,
+        left: ir.Value,
+        right: ir.Value,
         axis: str,
-        total: Value | None,
-        left_mask: Value | None,
-        right_mask: Value | None,
+        total: ir.Value | None,
+        left_mask: ir.Value | None,
+        right_mask: ir.Value | None,
     ) -> None:
         batch = tuple(dim for dim in left.dims if dim in right.dims and dim != axis)
         rows = tuple(dim for dim in left.dims if dim not in right.dims)
@@ -401,5 +369,5 @@ class _KernelCheck:
                 self._shape(mask, side.dims, "bool")
 
 
-def _typed(value: Value) -> str:
+def _typed(value: ir.Value) -> str:
     return f"{value.name}: {value.dtype}[{', '.join(value.dims)}]"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eqfuse.terms.floats import IRRATIONAL
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.check import TileError
 from eqfuse.tile.cpu.access import load, searched, store
 from eqfuse.tile.cpu.elementwise import dot, elementwise, reduced
@@ -29,39 +30,6 @@ from eqfuse.tile.cpu.values import (
 )
 from eqfuse.tile.cpu.writer import Identifiers, Writer
 from eqfuse.tile.dtypes import INTEGERS
-from eqfuse.tile.nodes import (
-    Align,
-    Argument,
-    BlockSize,
-    Bound,
-    Cast,
-    Constant,
-    Dot,
-    Elementwise,
-    Extent,
-    Fill,
-    FinitePart,
-    FoldTile,
-    For,
-    Irrational,
-    Kernel,
-    Lanes,
-    LaunchValue,
-    Let,
-    LoadTile,
-    MergeTile,
-    NonFiniteCorrection,
-    Op,
-    Positions,
-    RankTile,
-    ReduceTile,
-    Search,
-    Start,
-    Stmt,
-    Store,
-    TileProgram,
-    Value,
-)
 from eqfuse.tile.walk import used
 
 HEADER = """\
@@ -76,7 +44,7 @@ from eqfuse.tile.cpu.torch_ops import to_float8, to_whole, uniform, vector_produ
 """
 
 
-def source_of(program: TileProgram) -> tuple[str, tuple[str, ...]]:
+def source_of(program: ir.TileProgram) -> tuple[str, tuple[str, ...]]:
     """Python source for `program`, and the names of its functions in the order in which to call them.
 
     Each function takes (tensors, scalars, sizes, blocks): input and buffer tensors, run-time scalars as
@@ -92,13 +60,13 @@ def source_of(program: TileProgram) -> tuple[str, tuple[str, ...]]:
     return "\n\n".join(texts), tuple(names)
 
 
-def _kernel_source(kernel: Kernel, program: TileProgram, taken: set[str], name: str) -> str:
+def _kernel_source(kernel: ir.Kernel, program: ir.TileProgram, taken: set[str], name: str) -> str:
     w = Writer(kernel, program, taken)
     body: list[Line] = []
     starts = [w.block(axis, w.size(axis), body) for axis in kernel.grid]
     # Scalars first: a matrix product takes one as its factor.
     known = known_numbers(kernel)
-    ordered = sorted(kernel.body, key=lambda s: not (isinstance(s, Let) and s.value.name in known))
+    ordered = sorted(kernel.body, key=lambda s: not (isinstance(s, ir.Let) and s.value.name in known))
     w.open(ordered, body, ())
     _body(w, ordered)
     positions = f"{', '.join(starts)}{',' if len(starts) == 1 else ''}" if starts else "_"
@@ -110,20 +78,20 @@ def _kernel_source(kernel: Kernel, program: TileProgram, taken: set[str], name: 
     )
 
 
-def _body(w: Writer, body: Sequence[Stmt]) -> None:
+def _body(w: Writer, body: Sequence[ir.Stmt]) -> None:
     scope = w.scopes[-1]
     for scope.index, stmt in enumerate(body):
         match stmt:
-            case Let(value, op):
+            case ir.Let(value, op):
                 w.define(value, _operation(w, value, op))
-            case For():
+            case ir.For():
                 _loop(w, stmt)
-            case Store():
+            case ir.Store():
                 store(w, stmt)
         w.release(scope)
 
 
-def _loop(w: Writer, loop: For[Stmt]) -> None:
+def _loop(w: Writer, loop: ir.For[ir.Stmt]) -> None:
     start, stop = w.python(w.items[loop.start.name]), w.python(w.items[loop.stop.name])
     if stop != w.size(loop.axis):
         stop = w.let(f"{loop.axis}_end", f"min({stop}, {w.size(loop.axis)})")
@@ -148,13 +116,13 @@ def _loop(w: Writer, loop: For[Stmt]) -> None:
         w.hold(carried.value)
 
 
-def _carried(value: Value, text: str) -> Item:
+def _carried(value: ir.Value, text: str) -> Item:
     if not value.dims and value.dtype in INTEGERS:
         return Item(text, (), value.dtype, affine=Affine(text, data=True))
     return Item(text, value.dims, value.dtype, frozenset(value.dims))
 
 
-def _advance(w: Writer, loop: For[Stmt], body: list[Line]) -> None:
+def _advance(w: Writer, loop: ir.For[ir.Stmt], body: list[Line]) -> None:
     """Carried variables take their next contents, at once where one is the next content of another."""
     claimed: set[Storage] = set()
     pairs = []
@@ -170,73 +138,73 @@ def _advance(w: Writer, loop: For[Stmt], body: list[Line]) -> None:
         body += [Line(f"{name} = {text}", name) for name, text in pairs]
 
 
-def _operation(w: Writer, value: Value, op: Op) -> Item:
+def _operation(w: Writer, value: ir.Value, op: ir.Op) -> Item:
     match op:
-        case Constant(number) if value.dtype in INTEGERS:
+        case ir.Constant(number) if value.dtype in INTEGERS:
             truth = bool(number) if value.dtype == "bool" else None
             text = repr(int(number) if truth is None else truth)
             return Item(text, (), value.dtype, affine=Affine(text), truth=truth)
-        case Constant(number) | Fill(number):
+        case ir.Constant(number) | ir.Fill(number):
             return w.filled(value, number)
-        case Irrational(name):
+        case ir.Irrational(name):
             return w.filled(value, IRRATIONAL[name])
-        case Argument(name) if value.dtype in INTEGERS:
+        case ir.Argument(name) if value.dtype in INTEGERS:
             text = w.at_head(value.name, f"{'bool' if value.dtype == 'bool' else 'int'}(scalars[{name!r}])")
             return Item(text, (), value.dtype, affine=Affine(text, data=True))
-        case Argument(name):
+        case ir.Argument(name):
             text = f"torch.tensor(float(scalars[{name!r}]), dtype={TORCH[value.dtype]})"
             return Item(w.at_head(value.name, text), (), value.dtype, head=True)
-        case Extent(axis):
+        case ir.Extent(axis):
             return w.scalar(value, w.size(axis))
-        case BlockSize(axis):
+        case ir.BlockSize(axis):
             size = w.blocks[axis].size
             return w.scalar(value, w.size(axis) if size is None else repr(size))
-        case LaunchValue(name, expr):
+        case ir.LaunchValue(name, expr):
             text = w.at_head(name, w.launch_text(expr))
             return Item(text, (), value.dtype, affine=Affine(text))
-        case Start(axis):
+        case ir.Start(axis):
             return replace(w.scalar(value, w.start(axis)), affine=Affine(w.start(axis), pure=axis))
-        case Positions(axis):
+        case ir.Positions(axis):
             return _positions(w, value, axis)
-        case Lanes(axis):
+        case ir.Lanes(axis):
             text = w.let(value.name, f"torch.arange({w.length(axis)})")
             affine = Affine("0", {axis: "1"})
             return Item(text, value.dims, value.dtype, frozenset(value.dims), affine=affine)
-        case Bound():
+        case ir.Bound():
             # A clipped block has no position past its stop: the extent, or the loop's own stop.
             return Item("True", value.dims, "bool", truth=True)
-        case Align(source):
+        case ir.Align(source):
             return w.aligned(w.read(source), value.dims, value.name)
-        case Cast(source):
+        case ir.Cast(source):
             return w.converted(w.read(source), value.dtype, value.name)
-        case Elementwise():
+        case ir.Elementwise():
             return _elementwise(w, value, op)
-        case LoadTile():
+        case ir.LoadTile():
             return load(w, value, op)
-        case Search():
+        case ir.Search():
             return searched(w, value, op)
-        case ReduceTile(reduction, source, axis):
+        case ir.ReduceTile(reduction, source, axis):
             return reduced(w, value, reduction, w.read(source), axis)
-        case FoldTile():
+        case ir.FoldTile():
             return folded(w, value, op)
-        case RankTile():
+        case ir.RankTile():
             return ranked(w, value, op)
-        case MergeTile():
+        case ir.MergeTile():
             return merged(w, value, op)
-        case Dot():
+        case ir.Dot():
             return dot(w, value, op)
-        case FinitePart() | NonFiniteCorrection():
+        case ir.FinitePart() | ir.NonFiniteCorrection():
             raise TileError(f"{value.name} is for a matrix unit: a CPU's products have masks")
 
 
-def _elementwise(w: Writer, value: Value, op: Elementwise) -> Item:
+def _elementwise(w: Writer, value: ir.Value, op: ir.Elementwise) -> Item:
     """An elementwise function, or what a matrix product has made of it already."""
     if value.name in w.made:
         return w.made[value.name]
     return elementwise(w, value, op.fn, [w.read(arg) for arg in op.args], op.division)
 
 
-def _positions(w: Writer, value: Value, axis: str) -> Item:
+def _positions(w: Writer, value: ir.Value, axis: str) -> Item:
     if not value.dims:
         return Item(w.start(axis), (), value.dtype, affine=Affine(w.start(axis), pure=axis))
     affine = Affine(w.start(axis), {axis: "1"}, pure=axis)

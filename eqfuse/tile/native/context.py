@@ -11,6 +11,7 @@ from eqfuse.names import Names
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Size
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.native.ahead import shares
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, NotNative, Put
 from eqfuse.tile.native.order import nesting
@@ -19,22 +20,6 @@ from eqfuse.tile.native.text import (
     kept,
 )
 from eqfuse.tile.native.tree import Tree
-from eqfuse.tile.nodes import (
-    Cast,
-    Constant,
-    Elementwise,
-    FoldTile,
-    Kernel,
-    Lanes,
-    LoadTile,
-    MergeTile,
-    Positions,
-    RankTile,
-    ReduceTile,
-    Start,
-    TileProgram,
-    Value,
-)
 from eqfuse.tile.storage import buffer_dtypes
 from eqfuse.tile.walk import operands
 
@@ -88,8 +73,8 @@ class Context:
 
     def __init__(
         self,
-        kernel: Kernel,
-        program: TileProgram,
+        kernel: ir.Kernel,
+        program: ir.TileProgram,
         interface: Interface,
         extents: Mapping[str, int],
         names: CppNames,
@@ -172,13 +157,19 @@ class Context:
 
     def _in_vectors(self, item: Define | Put, axis: str) -> bool:
         match item:
-            case Define(op=RankTile() | MergeTile()):
+            case Define(op=ir.RankTile() | ir.MergeTile()):
                 return self._lists_in_lanes(item, axis)
-            case Define(op=FoldTile(op=op)):
+            case Define(op=ir.FoldTile(op=op)):
                 found = fold_of(op)
                 return found is not None and found[0].commutative
             case Define(
-                op=ReduceTile() | Elementwise() | Cast() | LoadTile() | Positions() | Lanes() | Constant()
+                op=ir.ReduceTile()
+                | ir.Elementwise()
+                | ir.Cast()
+                | ir.LoadTile()
+                | ir.Positions()
+                | ir.Lanes()
+                | ir.Constant()
             ):
                 return True
             case Put():
@@ -219,11 +210,11 @@ class Context:
             return item.store.value.name in self.tree.stored
         return (
             isinstance(item, Define)
-            and isinstance(item.op, ReduceTile)
+            and isinstance(item.op, ir.ReduceTile)
             and self.tree.into.get(item.op.value.name) == item.value.name
         )
 
-    def _buffer_of(self, value: Value) -> Buffer | None:
+    def _buffer_of(self, value: ir.Value) -> Buffer | None:
         return self._buffer(value.name) if value.name in self.tree.memory else None
 
     def _address(self, buffer: Buffer) -> tuple[str, str]:
@@ -239,10 +230,10 @@ class Context:
                 step = stride
         return f"{buffer.name} + {' + '.join(terms) or '0'}", step
 
-    def _scalar(self, value: Value) -> str:
+    def _scalar(self, value: ir.Value) -> str:
         return self._read(value, wide=False)
 
-    def _read(self, value: Value, *, wide: bool) -> str:
+    def _read(self, value: ir.Value, *, wide: bool) -> str:
         """A value at the positions of the loops around; a vector of them if `wide`."""
         found = self.register(value.name)
         if found is not None:
@@ -272,7 +263,7 @@ class Context:
         else:
             self.emit(f"scatter_{dtype}({place}, {text}, {step}, {vector.left or 'LANES'});")
 
-    def _keep(self, value: Value, wide: bool) -> None:
+    def _keep(self, value: ir.Value, wide: bool) -> None:
         """Writes a value that has just been computed to its memory, where it has any."""
         if value.name not in self.tree.memory:
             return
@@ -281,7 +272,7 @@ class Context:
         assert found is not None
         self._put(kept(buffer.dtype), *self._address(buffer), found[0], wide)
 
-    def _assign(self, buffer: Buffer, value: Value, skip: Container[str] = ()) -> None:
+    def _assign(self, buffer: Buffer, value: ir.Value, skip: Container[str] = ()) -> None:
         """Fills a buffer with a value of its dims, or of fewer, at the positions of the loops around."""
         with self.block():
             opened = 0
@@ -323,9 +314,9 @@ class Context:
         text = f"(int)({start or f'start_{self._c(axis)}'} + {loop.at})"
         return f"({text} + lanes())" if wide else text
 
-    def _is_position(self, at: Value) -> bool:
+    def _is_position(self, at: ir.Value) -> bool:
         """Whether an index is the plain position of an axis, which is inside wherever blocks are clipped."""
-        return isinstance(self.tree.defined[at.name].op, Positions | Start)
+        return isinstance(self.tree.defined[at.name].op, ir.Positions | ir.Start)
 
     def _step(self, axis: str) -> int:
         return self.blocks[axis].step

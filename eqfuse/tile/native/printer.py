@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.functions import CASTS, DRAWN
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.context import CppNames, Interface, Open
 from eqfuse.tile.native.folds import STRETCH, UNROLLED, folded_axis, folds_of
@@ -24,31 +25,6 @@ from eqfuse.tile.native.text import (
 )
 from eqfuse.tile.native.tree import items_in
 from eqfuse.tile.native.whole import Whole
-from eqfuse.tile.nodes import (
-    Argument,
-    BlockSize,
-    Carried,
-    Cast,
-    Constant,
-    Dot,
-    Elementwise,
-    Extent,
-    FoldTile,
-    Irrational,
-    Lanes,
-    LaunchValue,
-    LoadTile,
-    MergeTile,
-    Op,
-    Positions,
-    RankTile,
-    ReduceTile,
-    Search,
-    Start,
-    Store,
-    TileProgram,
-    Value,
-)
 from eqfuse.tile.walk import nested
 
 JAMMED = 4
@@ -58,7 +34,7 @@ HELD = 8
 """Vectors of sums that are in registers at once: an addition takes four cycles, and two begin in each."""
 
 
-def source_of(program: TileProgram, interface: Interface, extents: Mapping[str, int]) -> str:
+def source_of(program: ir.TileProgram, interface: Interface, extents: Mapping[str, int]) -> str:
     """The C++ source of a program, for the extents or others: they only decide about the order of loops.
 
     Raises NotNative for what it has no text for."""
@@ -83,10 +59,10 @@ class _KernelPrinter(Whole):
     jammed: Sequence[Open] = ()
 
     def _check(self) -> None:
-        stores = {s.tensor for s in nested(self.kernel.body) if isinstance(s, Store)}
+        stores = {s.tensor for s in nested(self.kernel.body) if isinstance(s, ir.Store)}
         for stmt in nested(self.kernel.body):
             op = getattr(stmt, "op", None)
-            if isinstance(op, LoadTile) and op.tensor in stores:
+            if isinstance(op, ir.LoadTile) and op.tensor in stores:
                 raise NotNative(f"a load of {op.tensor!r}, which the same kernel stores")
 
     def text(self) -> str:
@@ -309,7 +285,7 @@ class _KernelPrinter(Whole):
         return plain and not any(
             isinstance(leaf, Leaf)
             and isinstance(leaf.item, Define)
-            and isinstance(leaf.item.op, LoadTile)
+            and isinstance(leaf.item.op, ir.LoadTile)
             and inner.axis in leaf.item.value.dims
             for leaf in inner.body
         )
@@ -388,7 +364,7 @@ class _KernelPrinter(Whole):
             self.walks.pop()
             self._carry_next(loop.carried)
 
-    def _carry_first(self, item: Carried) -> None:
+    def _carry_first(self, item: ir.Carried) -> None:
         value = item.value
         if value.dims:
             self._assign(self._buffer(value.name), item.init)
@@ -397,7 +373,7 @@ class _KernelPrinter(Whole):
             self.emit(f"{type_of(value.dtype, False)} {name} = {self._scalar(item.init)};")
             self.bind(value.name, name, False)
 
-    def _carry_next(self, carried: Sequence[Carried]) -> None:
+    def _carry_next(self, carried: Sequence[ir.Carried]) -> None:
         taken: list[tuple[str, str]] = []
         for item in carried:
             if not item.value.dims:
@@ -435,11 +411,11 @@ class _KernelPrinter(Whole):
             self._store(item.store)
             return
         match item.op:
-            case ReduceTile() | FoldTile():
+            case ir.ReduceTile() | ir.FoldTile():
                 self._fold(item)
-            case Dot():
+            case ir.Dot():
                 self._dot(item, item.op)
-            case RankTile() | MergeTile():
+            case ir.RankTile() | ir.MergeTile():
                 self._ranked(item)
             case _:
                 self._definition(item)
@@ -452,12 +428,12 @@ class _KernelPrinter(Whole):
         self.bind(value.name, name, wide)
         self._keep(value, wide)
 
-    def _is_number(self, value: Value) -> bool:
+    def _is_number(self, value: ir.Value) -> bool:
         """Whether a value is one number for all lanes of a vector, in a register."""
         found = self.register(value.name)
         return found is not None and not found[1]
 
-    def _rounded_where_stored(self, value: Value) -> bool:
+    def _rounded_where_stored(self, value: ir.Value) -> bool:
         """Whether a value is only ever stored, in its own dtype: then the store rounds it."""
         return value.name not in self.tree.memory and self.tree.stored_as(value.name, self.stored) == {
             value.dtype
@@ -466,11 +442,11 @@ class _KernelPrinter(Whole):
     def _operation(self, item: Define, wide: bool) -> str:
         value, op = item.value, item.op
         match op:
-            case Constant(given):
+            case ir.Constant(given):
                 return number(given, value.dtype)
-            case Irrational(name):
+            case ir.Irrational(name):
                 return number(IRRATIONAL[name], value.dtype)
-            case Argument(name):
+            case ir.Argument(name):
                 if value.dtype in INTEGERS:
                     place = f"integers[{self.interface.integers.index(name)}]"
                     return (
@@ -479,19 +455,19 @@ class _KernelPrinter(Whole):
                         else f"({type_of(value.dtype, False)}){place}"
                     )
                 return f"({type_of(value.dtype, False)})reals[{self.interface.reals.index(name)}]"
-            case Extent(axis):
+            case ir.Extent(axis):
                 return f"(int){self._size(self._axis(axis))}"
-            case BlockSize(axis):
+            case ir.BlockSize(axis):
                 return f"(int){self.blocks[axis].size or self._size(self._axis(axis))}"
-            case LaunchValue(_, expr):
+            case ir.LaunchValue(_, expr):
                 return f"({type_of(value.dtype, False)}){self._of_sizes(expr)}"
-            case Lanes(axis):
+            case ir.Lanes(axis):
                 return self._position(axis, wide, start="0")
-            case Start(axis):
+            case ir.Start(axis):
                 return f"(int)start_{self._c(axis)}"
-            case Positions(axis):
+            case ir.Positions(axis):
                 return self._position(axis, wide)
-            case Elementwise(fn, args):
+            case ir.Elementwise(fn, args):
                 if fn == "div" and wide and value.dtype in ("f32", "f64") and self._is_number(args[1]):
                     return f"quotient({self._read(args[0], wide=True)}, {self._scalar(args[1])})"
                 texts = [self._read(arg, wide=wide) for arg in args]
@@ -499,19 +475,19 @@ class _KernelPrinter(Whole):
                     return converted(texts[0], args[0].dtype, value.dtype)
                 text = applied(fn, texts, [kind(arg.dtype) for arg in args])
                 return converted(text, "f32", value.dtype) if fn in DRAWN else text
-            case Cast(source, written):
+            case ir.Cast(source, written):
                 text = converted(self._read(source, wide=wide), source.dtype, value.dtype)
                 is_rounded = (written or source.dtype != value.dtype) and not self._rounded_where_stored(
                     value
                 )
                 return rounded(text, value.dtype) if is_rounded else text
-            case LoadTile():
+            case ir.LoadTile():
                 return self._load(value, op, wide)
-            case Search():
+            case ir.Search():
                 return self._search(op)
             case _:
                 raise NotNative(_named(op))
 
 
-def _named(op: Op) -> str:
+def _named(op: ir.Op) -> str:
     return type(op).__name__

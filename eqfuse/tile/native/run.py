@@ -11,23 +11,13 @@ import torch
 
 from eqfuse.terms.bounds import outside_error
 from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.lower.types import POSITIONS
 from eqfuse.tile.native.build import library_of
 from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.memory import outputs
 from eqfuse.tile.native.printer import source_of
 from eqfuse.tile.native.products import give
-from eqfuse.tile.nodes import (
-    Argument,
-    BlockSize,
-    Constant,
-    Dot,
-    Elementwise,
-    Kernel,
-    Let,
-    LoadTile,
-    TileProgram,
-)
 from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
 from eqfuse.tile.walk import nested, ops_of
 
@@ -40,7 +30,7 @@ class NativeProgram:
 
     def __init__(
         self,
-        program: TileProgram,
+        program: ir.TileProgram,
         ranks: Mapping[str, int],
         unit: Unit,
         extents: Mapping[str, int],
@@ -57,7 +47,7 @@ class NativeProgram:
             stmt.op.name: stmt.value.dtype
             for kernel in program.kernels
             for stmt in nested(kernel.body)
-            if isinstance(stmt, Let) and isinstance(stmt.op, Argument)
+            if isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Argument)
         }
         integers = tuple(sorted(n for n, d in arguments.items() if d in ("bool", "i32", "i64")))
         reals = tuple(sorted(n for n in arguments if n not in integers))
@@ -67,7 +57,7 @@ class NativeProgram:
         )
         self.text = source_of(program, self.interface, self.sizes)
         self._library = library_of(self.text, flags)
-        if any(isinstance(getattr(s, "op", None), Dot) for k in program.kernels for s in nested(k.body)):
+        if any(isinstance(getattr(s, "op", None), ir.Dot) for k in program.kernels for s in nested(k.body)):
             give(self._library, flags)
         self.longest = longest(program)
         self._run = self._library.run
@@ -179,20 +169,22 @@ class _Frame:
         return Reals(*[float(scalars[n]) for n in reals]), Integers(*[int(scalars[n]) for n in integers])
 
 
-def longest(program: TileProgram) -> int:
+def longest(program: ir.TileProgram) -> int:
     """The positions that an axis may have in C++, where positions, and what 32 bits are enough for at `POSITIONS` of them, are
     of 32 bits: their sums with others, and what they are multiplied with."""
     return min((_longest(kernel) for kernel in program.kernels), default=2**30)
 
 
-def _longest(kernel: Kernel) -> int:
+def _longest(kernel: ir.Kernel) -> int:
     ops = ops_of(kernel.body)
     most = 1
-    for let in (stmt for stmt in nested(kernel.body) if isinstance(stmt, Let)):
+    for let in (stmt for stmt in nested(kernel.body) if isinstance(stmt, ir.Let)):
         match let.op:
-            case Elementwise("mul" | "sq" | "lshift" as fn, args) if let.value.dtype == "i32":
-                known = [op for arg in args if isinstance(op := ops.get(arg.name), BlockSize | Constant)]
-                numbers = [int(abs(op.number)) for op in known if isinstance(op, Constant)]
+            case ir.Elementwise("mul" | "sq" | "lshift" as fn, args) if let.value.dtype == "i32":
+                known = [
+                    op for arg in args if isinstance(op := ops.get(arg.name), ir.BlockSize | ir.Constant)
+                ]
+                numbers = [int(abs(op.number)) for op in known if isinstance(op, ir.Constant)]
                 if fn != "mul" or not known:
                     most = max(most, 2**31 // POSITIONS)
                 elif numbers:
@@ -217,11 +209,11 @@ def prepared(tensor: torch.Tensor, wanted: str | None) -> torch.Tensor:
     return tensor if dtype == tensor.dtype else tensor.to(dtype)
 
 
-def loaded_dtypes(program: TileProgram) -> dict[str, str]:
+def loaded_dtypes(program: ir.TileProgram) -> dict[str, str]:
     """The dtype that each tensor is loaded in."""
     return {
         stmt.op.tensor: stmt.value.dtype
         for kernel in program.kernels
         for stmt in nested(kernel.body)
-        if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile)
+        if isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.LoadTile)
     }

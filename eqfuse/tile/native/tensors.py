@@ -7,6 +7,7 @@ from math import prod
 
 from eqfuse.extract.machine import cache_bytes
 from eqfuse.terms.dtypes import BYTES
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.native.ahead import PARTS
 from eqfuse.tile.native.context import Context, Open
 from eqfuse.tile.native.nodes import Leaf, Node, Put
@@ -16,16 +17,6 @@ from eqfuse.tile.native.text import (
     kind,
     number,
 )
-from eqfuse.tile.nodes import (
-    Cast,
-    Elementwise,
-    LoadTile,
-    Positions,
-    Search,
-    Start,
-    Store,
-    Value,
-)
 
 AHEAD = 0.25
 """The part of the second-level cache that a tile may take for the next one to be asked for beside it."""
@@ -34,15 +25,15 @@ AHEAD = 0.25
 class Tensors(Context):
     """Accesses of tensors."""
 
-    def _steps(self, at: Value, axis: str) -> tuple[str, str] | None:
+    def _steps(self, at: ir.Value, axis: str) -> tuple[str, str] | None:
         """An index as a number where the vector of an axis begins and its step from lane to lane; None if it has none."""
         if axis not in at.dims:
             return self._scalar(at), "0"
         item = self.tree.defined[at.name]
         match item.op:
-            case Positions():
+            case ir.Positions():
                 return self._position(axis, False), "1"
-            case Elementwise("add" | "sub" as fn, (left, right)) if at.dtype in ("i32", "i64"):
+            case ir.Elementwise("add" | "sub" as fn, (left, right)) if at.dtype in ("i32", "i64"):
                 first, second = self._steps(left, axis), self._steps(right, axis)
                 if first is None or second is None:
                     return None
@@ -54,7 +45,7 @@ class Tensors(Context):
                 else:
                     step = f"({first[1]} {sign} {second[1]})"
                 return f"((i64){first[0]} {sign} {second[0]})", step
-            case Elementwise("mul", (left, right)) if at.dtype in ("i32", "i64"):
+            case ir.Elementwise("mul", (left, right)) if at.dtype in ("i32", "i64"):
                 if axis in left.dims and axis in right.dims:
                     return None
                 moving, fixed = (left, right) if axis in left.dims else (right, left)
@@ -63,13 +54,13 @@ class Tensors(Context):
                 if inner is None:
                     return None
                 return f"((i64){inner[0]} * {factor})", f"((i64){inner[1]} * {factor})"
-            case Cast(source) if source.dtype in ("i32", "i64"):
+            case ir.Cast(source) if source.dtype in ("i32", "i64"):
                 return self._steps(source, axis)
             case _:
                 return None
 
     def _access(
-        self, tensor: str, index: Sequence[Value], mask: str, wide: bool, *, reads: bool = False
+        self, tensor: str, index: Sequence[ir.Value], mask: str, wide: bool, *, reads: bool = False
     ) -> tuple[str, str, str]:
         """Where a tensor is read or written: a pointer with the step of its lanes; or a pointer, the offsets of lanes
         and which of them are wanted, if there is no step. Positions outside are noted as a failure, and not touched."""
@@ -106,7 +97,7 @@ class Tensors(Context):
         self.emit(f"inside({wanted}, {at}, {where}, failure);")
 
     def _stepped(
-        self, tensor: str, index: Sequence[Value], checked: Sequence[int], vector: Open, reads: bool
+        self, tensor: str, index: Sequence[ir.Value], checked: Sequence[int], vector: Open, reads: bool
     ) -> tuple[str, str] | None:
         """A pointer and the step of its lanes; None where lanes have no step, or their positions are checked. A position
         that all lanes share is checked once where neighbours are read: outside, zeros are read."""
@@ -129,7 +120,7 @@ class Tensors(Context):
             self._note_outside(there, known[k][0], tensor, k)
         return f"({there} ? {place} : ({ELEMENTS[self._dtype(tensor)]}*)absent)", "1"
 
-    def _load(self, value: Value, op: LoadTile, wide: bool) -> str:
+    def _load(self, value: ir.Value, op: ir.LoadTile, wide: bool) -> str:
         dtype, vector = self._dtype(op.tensor), self._vector
         mask = "" if op.mask is None else self._read(op.mask, wide=wide)
         place, step, wanted = self._access(op.tensor, op.index, mask, wide, reads=True)
@@ -145,7 +136,7 @@ class Tensors(Context):
             return f"load_{dtype}({place}{f', {vector.left}' if vector.left else ''})"
         return f"gather_{dtype}({place}, {step}, {vector.left or 'LANES'})"
 
-    def _search(self, op: Search) -> str:
+    def _search(self, op: ir.Search) -> str:
         self.used.add(op.tensor)
         texts = [self._scalar(at) for at in op.index]
         texts.insert(op.place, "0")
@@ -154,7 +145,7 @@ class Tensors(Context):
         right = "true" if op.right else "false"
         return f"search({elements}, {step}, {self._scalar(op.stop)}, {self._scalar(op.target)}, {right})"
 
-    def _ask_ahead(self, value: Value, op: LoadTile, place: str) -> None:
+    def _ask_ahead(self, value: ir.Value, op: ir.LoadTile, place: str) -> None:
         """Asks for a part of the next block's tile, see `ahead`: in a loop that takes several parts at once for those, in
         another one while it is in those."""
         parts = self.asks.get(value.name, range(0))
@@ -174,10 +165,10 @@ class Tensors(Context):
         stride = self._stride(op.tensor, axes.index(next_one))
         self.emit(f"{when}__builtin_prefetch({place} + {self._step(next_one)} * {stride}, 0, 2);")
 
-    def _axis_of(self, at: Value) -> str | None:
+    def _axis_of(self, at: ir.Value) -> str | None:
         """The axis whose plain position an index is."""
         op = self.tree.defined[at.name].op
-        return op.axis if isinstance(op, Positions | Start) else None
+        return op.axis if isinstance(op, ir.Positions | ir.Start) else None
 
     def _past(self, tensor: str) -> str:
         """The name of what says whether a tensor is larger than the caches."""
@@ -204,11 +195,11 @@ class Tensors(Context):
                 return f"{self._past(store.tensor)} ? before_whole({place}) : 0"
         return None
 
-    def _first_position(self, at: Value) -> str:
+    def _first_position(self, at: ir.Value) -> str:
         op = self.tree.defined[at.name].op
-        return self._position(op.axis, False) if isinstance(op, Positions) else self._scalar(at)
+        return self._position(op.axis, False) if isinstance(op, ir.Positions) else self._scalar(at)
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: ir.Store) -> None:
         dtype, vector = self._dtype(store.tensor), self._vector
         used = (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
         wide = vector is not None and any(vector.axis in v.dims for v in used)

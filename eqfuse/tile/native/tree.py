@@ -12,24 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import FUNCTIONS
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.native.nodes import Blocks, Define, Item, Leaf, Loop, Node, NotNative, Put, Walk
-from eqfuse.tile.nodes import (
-    Cast,
-    Constant,
-    Dot,
-    Elementwise,
-    FoldTile,
-    Lanes,
-    LoadTile,
-    MergeTile,
-    Op,
-    Positions,
-    RankTile,
-    ReduceTile,
-    Start,
-    Store,
-    Value,
-)
 from eqfuse.tile.walk import operands
 
 Path = tuple[Loop, ...]
@@ -48,7 +32,7 @@ class Scope:
     parent: Scope | None
     body: list[Node] = field(default_factory=list)
     paths: dict[str, Path] = field(default_factory=dict)
-    copies: dict[tuple[str, int], Value] = field(default_factory=dict)
+    copies: dict[tuple[str, int], ir.Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,7 +40,7 @@ class Linear:
     """An index: the sum of `factors` times positions and of `numbers`, where it is `known` to be one."""
 
     factors: Mapping[str, int]
-    numbers: tuple[Value, ...]
+    numbers: tuple[ir.Value, ...]
     is_known: bool = True
 
 
@@ -104,7 +88,7 @@ class Tree:
         for carried in blocks.loop.carried:
             value = carried.value
             self.carried.add(value.name)
-            self.defined[value.name] = Define(value, Constant(0), value.dims)
+            self.defined[value.name] = Define(value, ir.Constant(0), value.dims)
             scope.paths[value.name] = ()
             self._scopes[value.name] = scope
             if value.dims:
@@ -135,11 +119,11 @@ class Tree:
         scope.paths[name] = path
         self._scopes[name] = scope
         match item.op:
-            case ReduceTile(axis=axis) | FoldTile(axis=axis):
+            case ir.ReduceTile(axis=axis) | ir.FoldTile(axis=axis):
                 if path[-1].axis != axis:
                     for state in self.states.get(name, [name]):
                         self.memory[state] = self._home(name)
-            case Dot() | RankTile() | MergeTile():
+            case ir.Dot() | ir.RankTile() | ir.MergeTile():
                 for state in self.states.get(name, [name]):
                     self.memory[state] = path
             case _:
@@ -148,7 +132,7 @@ class Tree:
     def _is_sibling(self, item: Define, scope: Scope) -> bool:
         """Whether a fold is computed by another item already, of which it is a state variable."""
         op = item.op
-        if not isinstance(op, FoldTile | RankTile | MergeTile):
+        if not isinstance(op, ir.FoldTile | ir.RankTile | ir.MergeTile):
             return False
         found = fold_of(op.op)
         assert found is not None  # checked
@@ -168,32 +152,32 @@ class Tree:
             self.memory[name] = self.memory[first]
         return True
 
-    def _reads(self, item: Define | Put) -> tuple[Value, ...]:
+    def _reads(self, item: Define | Put) -> tuple[ir.Value, ...]:
         """The values that an item waits for: a matrix product reads plain tiles of tensors where they are."""
-        if isinstance(item, Define) and isinstance(item.op, Dot):
+        if isinstance(item, Define) and isinstance(item.op, ir.Dot):
             return tuple(read for v in operands(item.op) for read in self._read_of(v, item))
         return _all_reads(item)
 
-    def _read_of(self, value: Value, item: Define) -> tuple[Value, ...]:
+    def _read_of(self, value: ir.Value, item: Define) -> tuple[ir.Value, ...]:
         """What a matrix product waits for of an operand: of a plain tile of a tensor where it begins."""
         if not self._is_direct(value, item):
             return (value,)
         return self._begins(value)
 
-    def _begins(self, value: Value) -> tuple[Value, ...]:
+    def _begins(self, value: ir.Value) -> tuple[ir.Value, ...]:
         """The numbers that say where the tile of a load begins."""
         load = self.defined[value.name].op
-        assert isinstance(load, LoadTile)
+        assert isinstance(load, ir.LoadTile)
         return tuple(number for at in load.index for number in self.linear(at).numbers)
 
-    def _is_direct(self, value: Value, dot: Define) -> bool:
+    def _is_direct(self, value: ir.Value, dot: Define) -> bool:
         """Whether a matrix product can read an operand where it is: every axis moves along one dimension, one of the matrix's
         from neighbour to neighbour."""
         item = self.defined.get(value.name)
-        assert isinstance(dot.op, Dot)
+        assert isinstance(dot.op, ir.Dot)
         if item is None or value is dot.op.accumulator:
             return False
-        if not isinstance(item.op, LoadTile) or item.op.mask is not None:
+        if not isinstance(item.op, ir.LoadTile) or item.op.mask is not None:
             return False
         parts = [self.linear(at) for at in item.op.index]
         matrix = set(value.dims).difference(dot.dims)
@@ -207,15 +191,15 @@ class Tree:
         )
         return len(set(axes)) == len(axes) and (not matrix or any(near))
 
-    def linear(self, value: Value) -> Linear:
+    def linear(self, value: ir.Value) -> Linear:
         """An index as a sum of positions, each times a number, and of numbers that are in registers."""
         op = self.defined[value.name].op
         match op:
-            case Positions(axis):
+            case ir.Positions(axis):
                 return Linear({axis: 1}, ())
             case _ if not value.dims:
                 return Linear({}, (value,))
-            case Elementwise("add", (left, right)) if value.dtype in ("i32", "i64"):
+            case ir.Elementwise("add", (left, right)) if value.dtype in ("i32", "i64"):
                 first, second = self.linear(left), self.linear(right)
                 shared = first.factors.keys() & second.factors.keys()
                 return Linear(
@@ -223,22 +207,22 @@ class Tree:
                     (*first.numbers, *second.numbers),
                     first.is_known and second.is_known and not shared,
                 )
-            case Elementwise("mul", (left, right)) if value.dtype in ("i32", "i64"):
+            case ir.Elementwise("mul", (left, right)) if value.dtype in ("i32", "i64"):
                 for factor, other in ((left, right), (right, left)):
                     by = self.defined[factor.name].op
                     inner = self.linear(other)
-                    if isinstance(by, Constant) and inner.is_known and not inner.numbers and by.number > 0:
+                    if isinstance(by, ir.Constant) and inner.is_known and not inner.numbers and by.number > 0:
                         factors = {axis: int(by.number) * n for axis, n in inner.factors.items()}
                         return Linear(factors, ())
-            case Cast(source) if source.dtype in ("i32", "i64") and value.dtype in ("i32", "i64"):
+            case ir.Cast(source) if source.dtype in ("i32", "i64") and value.dtype in ("i32", "i64"):
                 return self.linear(source)
         return Linear({}, (), False)
 
-    def _axis_of(self, value: Value) -> str | None:
+    def _axis_of(self, value: ir.Value) -> str | None:
         op = self.defined[value.name].op
-        return op.axis if isinstance(op, Positions) else None
+        return op.axis if isinstance(op, ir.Positions) else None
 
-    def _loops(self, dims: list[str], reads: Iterable[Value], scope: Scope) -> tuple[Path, list[Node]]:
+    def _loops(self, dims: list[str], reads: Iterable[ir.Value], scope: Scope) -> tuple[Path, list[Node]]:
         """The loops over these dims, and their body, after everything that is read."""
         path: Path = ()
         body = scope.body
@@ -265,7 +249,7 @@ class Tree:
             path, body = (*path, loop), loop.body
         return path, body
 
-    def _leaves(self, read: Value, scope: Scope) -> Iterable[tuple[str, Path]]:
+    def _leaves(self, read: ir.Value, scope: Scope) -> Iterable[tuple[str, Path]]:
         """Where in this scope a value is computed: nowhere if it comes from outside."""
         name = read.name
         if name in scope.paths:
@@ -276,7 +260,7 @@ class Tree:
         """The loops inside which a definition's value is known: for a reduction those outside its axis."""
         path = self._scopes[name].paths[name]
         op = self.defined[name].op
-        if isinstance(op, ReduceTile | FoldTile):
+        if isinstance(op, ir.ReduceTile | ir.FoldTile):
             return path[: [loop.axis for loop in path].index(op.axis)]
         return path
 
@@ -296,14 +280,14 @@ class Tree:
                 ),
             )
         match item.op:
-            case Dot() as op:
+            case ir.Dot() as op:
                 for value in operands(op):
                     if self._is_direct(value, item):
                         self.direct.add(value.name)
                     else:
                         self._keep(value, path, scope)
                 return item
-            case RankTile() | MergeTile() as op:
+            case ir.RankTile() | ir.MergeTile() as op:
                 for value in operands(op):
                     self._keep(value, path, scope)
                 return item
@@ -311,7 +295,7 @@ class Tree:
                 hand = {v.name: self._at_hand(v, path, body, scope) for v in operands(item.op)}
                 return replace(item, op=_renamed(item.op, hand))
 
-    def _at_hand(self, value: Value, path: Path, body: list[Node], scope: Scope) -> Value:
+    def _at_hand(self, value: ir.Value, path: Path, body: list[Node], scope: Scope) -> ir.Value:
         if self._is_register(value, path, scope):
             return value
         cost = self._again(value, path, body, scope)
@@ -320,7 +304,7 @@ class Tree:
             return value
         return self._copy(value, path, body, scope)
 
-    def _is_register(self, value: Value, path: Path, scope: Scope) -> bool:
+    def _is_register(self, value: ir.Value, path: Path, scope: Scope) -> bool:
         """Whether a value is computed in a body around this place, so that it is in a register."""
         name = value.name
         owner = self._scopes[name]
@@ -331,7 +315,7 @@ class Tree:
         home = self._home(name)
         return path[: len(home)] == home
 
-    def _again(self, value: Value, path: Path, body: list[Node], scope: Scope) -> float:
+    def _again(self, value: ir.Value, path: Path, body: list[Node], scope: Scope) -> float:
         """Vector operations to compute a value in a body that does not have it."""
         name = value.name
         if (name, id(body)) in scope.copies or self._is_register(value, path, scope):
@@ -340,20 +324,20 @@ class Tree:
             return 1.0
         item = self.defined[name]
         match item.op:
-            case Elementwise(fn, _):
+            case ir.Elementwise(fn, _):
                 own = float(FUNCTIONS[fn].work) if fn in FUNCTIONS else EXP2
-            case LoadTile(index=index, mask=mask):
+            case ir.LoadTile(index=index, mask=mask):
                 axes = [self._axis_of(at) for at in index if at.dims]
                 inner = max(value.dims, key=self.depth.__getitem__, default=None)
                 plain = mask is None and None not in axes and inner in (None, *axes[-1:])
                 return 1.0 if plain else GATHER
-            case Cast() | Positions() | Lanes():
+            case ir.Cast() | ir.Positions() | ir.Lanes():
                 own = 1.0
             case _:
                 return float("inf")
         return own + sum(self._again(arg, path, body, scope) for arg in operands(item.op))
 
-    def _copy(self, value: Value, path: Path, body: list[Node], scope: Scope) -> Value:
+    def _copy(self, value: ir.Value, path: Path, body: list[Node], scope: Scope) -> ir.Value:
         """The value, computed once more in a body that does not have it."""
         name = value.name
         if self._is_register(value, path, scope) or name in self.memory:
@@ -376,11 +360,11 @@ class Tree:
             self._register(copy, path, scope)
         return scope.copies[key]
 
-    def _kept(self, value: Value, path: Path, scope: Scope) -> Value:
+    def _kept(self, value: ir.Value, path: Path, scope: Scope) -> ir.Value:
         self._keep(value, path, scope)
         return value
 
-    def _keep(self, value: Value, path: Path, scope: Scope) -> None:
+    def _keep(self, value: ir.Value, path: Path, scope: Scope) -> None:
         """Keeps a value in memory for a read inside these loops."""
         name = value.name
         if not value.dims:
@@ -413,7 +397,7 @@ class Tree:
         in turn."""
         found: dict[str, str] = {}
         for item in items_in(self.body):
-            if not (isinstance(item, Define) and isinstance(item.op, ReduceTile) and item.op.op == "sum"):
+            if not (isinstance(item, Define) and isinstance(item.op, ir.ReduceTile) and item.op.op == "sum"):
                 continue
             part, total = item.op.value, item.value
             if part.name not in self.memory or total.name not in self.memory or part.dtype != total.dtype:
@@ -424,13 +408,15 @@ class Tree:
             shared = path[: len(around) + 1]
             if self._scopes[part.name] is not owner or owner.paths[part.name][: len(shared)] != shared:
                 continue
-            begins = isinstance(made, Dot) and (made.accumulator is None or self.is_nothing(made.accumulator))
+            begins = isinstance(made, ir.Dot) and (
+                made.accumulator is None or self.is_nothing(made.accumulator)
+            )
             alike = self.place(part.name) == self.place(total.name) and self.uses(part.name) == 1
             if (begins or part.name in found.values()) and alike:
                 found[part.name] = total.name
         return found
 
-    def _stored(self) -> dict[str, Store]:
+    def _stored(self) -> dict[str, ir.Store]:
         """For each matrix product that is made once and only stored, its store: at plain positions, in its own dtype, to a
         tensor of which neighbours along the last dimension are neighbours in memory."""
         found = {}
@@ -440,10 +426,10 @@ class Tree:
             store, value = item.store, item.store.value
             made = self.defined[value.name].op
             places = [self.defined[at.name].op for at in store.index]
-            axes = [at.axis if isinstance(at, Positions | Start) else None for at in places]
+            axes = [at.axis if isinstance(at, ir.Positions | ir.Start) else None for at in places]
             plain = None not in axes and len(set(axes)) == len(axes) and set(value.dims) <= set(axes)
             dtype = self._dtypes.get(store.tensor)
-            if not isinstance(made, Dot) or not plain or self.uses(value.name) != 1:
+            if not isinstance(made, ir.Dot) or not plain or self.uses(value.name) != 1:
                 continue
             if made.accumulator is not None and not self.is_nothing(made.accumulator):
                 continue
@@ -454,10 +440,10 @@ class Tree:
                 found[value.name] = store
         return found
 
-    def is_nothing(self, value: Value) -> bool:
+    def is_nothing(self, value: ir.Value) -> bool:
         """Whether a value is 0, and no loop changes it."""
         made = self.defined[value.name].op
-        return isinstance(made, Constant) and not made.number and value.name not in self.carried
+        return isinstance(made, ir.Constant) and not made.number and value.name not in self.carried
 
     def stored_as(self, name: str, dtypes: Mapping[str, str]) -> set[str]:
         """The dtypes in which a value is stored to tensors; "" among them where it is read otherwise."""
@@ -489,8 +475,8 @@ class Tree:
             needed.add(name)
             if name in leaves:
                 item = leaves[name]
-                pending += [v.name for v in operands(item.op)] if not isinstance(item.op, Dot) else []
-                if isinstance(item.op, Dot):
+                pending += [v.name for v in operands(item.op)] if not isinstance(item.op, ir.Dot) else []
+                if isinstance(item.op, ir.Dot):
                     for value in operands(item.op):
                         # What one product reads where it is, another may add to.
                         if self._is_direct(value, item):
@@ -500,24 +486,24 @@ class Tree:
         return needed
 
 
-def _all_reads(item: Define | Put) -> tuple[Value, ...]:
+def _all_reads(item: Define | Put) -> tuple[ir.Value, ...]:
     return operands(item.op if isinstance(item, Define) else item.store)
 
 
-def _renamed(op: Op, hand: Mapping[str, Value]) -> Op:
+def _renamed(op: ir.Op, hand: Mapping[str, ir.Value]) -> ir.Op:
     """The op with other operands."""
     match op:
-        case Elementwise(fn, args):
-            return Elementwise(fn, tuple(hand[v.name] for v in args))
-        case FoldTile(fold, values, axis):
-            return FoldTile(fold, tuple(hand[v.name] for v in values), axis)
-        case ReduceTile(fold, value, axis):
-            return ReduceTile(fold, hand[value.name], axis)
-        case Cast(value, written):
-            return Cast(hand[value.name], written)
-        case LoadTile(tensor, index, mask, other):
+        case ir.Elementwise(fn, args):
+            return ir.Elementwise(fn, tuple(hand[v.name] for v in args))
+        case ir.FoldTile(fold, values, axis):
+            return ir.FoldTile(fold, tuple(hand[v.name] for v in values), axis)
+        case ir.ReduceTile(fold, value, axis):
+            return ir.ReduceTile(fold, hand[value.name], axis)
+        case ir.Cast(value, written):
+            return ir.Cast(hand[value.name], written)
+        case ir.LoadTile(tensor, index, mask, other):
             at = tuple(hand[v.name] for v in index)
-            return LoadTile(tensor, at, None if mask is None else hand[mask.name], other)
+            return ir.LoadTile(tensor, at, None if mask is None else hand[mask.name], other)
         case _:
             return op
 

@@ -12,32 +12,22 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from eqfuse.tile.nodes import (
-    Align,
-    Constant,
-    Elementwise,
-    Fill,
-    Kernel,
-    Let,
-    Op,
-    Stmt,
-    Value,
-)
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.walk import nested, ops_of, pruned, renamed, uses_of
 
 
-def masked_first(kernel: Kernel) -> Kernel:
+def masked_first(kernel: ir.Kernel) -> ir.Kernel:
     """No exponential is masked whose exponent can be."""
     ops, uses = ops_of(kernel.body), uses_of(kernel.body)
     draft = Draft(kernel)
-    selects: dict[tuple[str, str], Value] = {}
-    exponents: dict[str, Value] = {}  # the masked exponent of a difference, by the difference's name
-    instead: dict[str, Value] = {}
+    selects: dict[tuple[str, str], ir.Value] = {}
+    exponents: dict[str, ir.Value] = {}  # the masked exponent of a difference, by the difference's name
+    instead: dict[str, ir.Value] = {}
 
     for stmt in nested(kernel.body):
         match stmt:
-            case Let(value, Elementwise("where", (condition, inner, other))):
+            case ir.Let(value, ir.Elementwise("where", (condition, inner, other))):
                 if _is(ops.get(other.name), -math.inf):
                     selects.setdefault((condition.name, inner.name), value)
                 found = _exponent(inner, ops, uses)
@@ -50,37 +40,39 @@ def masked_first(kernel: Kernel) -> Kernel:
     if not instead:
         return kernel
 
-    def one(let: Let) -> Sequence[Stmt]:
+    def one(let: ir.Let) -> Sequence[ir.Stmt]:
         if let.value.name in instead:
             return ()
         op = renamed(let.op, instead)
         match op:
-            case Elementwise("sub", (_, shift)) if let.value.name in exponents:
-                op = Elementwise("sub", (exponents[let.value.name], shift))
-        return (Let(let.value, op),)
+            case ir.Elementwise("sub", (_, shift)) if let.value.name in exponents:
+                op = ir.Elementwise("sub", (exponents[let.value.name], shift))
+        return (ir.Let(let.value, op),)
 
     return draft.kernel_of(pruned(changed(kernel.body, one)))
 
 
-def _exponent(value: Value, ops: Mapping[str, Op], uses: Counter[str]) -> tuple[Value, Value] | None:
+def _exponent(
+    value: ir.Value, ops: Mapping[str, ir.Op], uses: Counter[str]
+) -> tuple[ir.Value, ir.Value] | None:
     """The difference that a value alone is the exponential of, and what is shifted in it by a finite number."""
     match ops.get(value.name):
-        case Elementwise("exp2", (difference,)) if uses[value.name] == 1 == uses[difference.name]:
+        case ir.Elementwise("exp2", (difference,)) if uses[value.name] == 1 == uses[difference.name]:
             match ops.get(difference.name):
-                case Elementwise("sub", (exponent, shift)) if _is_finite(shift, ops):
+                case ir.Elementwise("sub", (exponent, shift)) if _is_finite(shift, ops):
                     return difference, exponent
     return None
 
 
-def _is_finite(value: Value, ops: Mapping[str, Op]) -> bool:
+def _is_finite(value: ir.Value, ops: Mapping[str, ir.Op]) -> bool:
     match ops.get(value.name):
-        case Align(source):
+        case ir.Align(source):
             return _is_finite(source, ops)
-        case Elementwise("finite"):
+        case ir.Elementwise("finite"):
             return True
         case _:
             return False
 
 
-def _is(op: Op | None, number: float) -> bool:
-    return isinstance(op, Constant | Fill) and op.number == number
+def _is(op: ir.Op | None, number: float) -> bool:
+    return isinstance(op, ir.Constant | ir.Fill) and op.number == number

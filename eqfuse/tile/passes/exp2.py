@@ -20,25 +20,7 @@ from typing import Literal
 
 from eqfuse.records import dataclass
 from eqfuse.tile.dtypes import LARGEST
-from eqfuse.tile.nodes import (
-    Align,
-    Carried,
-    Cast,
-    Constant,
-    Elementwise,
-    Fill,
-    For,
-    Irrational,
-    Kernel,
-    Let,
-    LoadTile,
-    Op,
-    ReduceTile,
-    Stmt,
-    Store,
-    TileProgram,
-    Value,
-)
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.passes.draft import Draft, in_kernels
 from eqfuse.tile.walk import defined, mapped, nested, operands, ops_of
 
@@ -56,13 +38,13 @@ _UNCHANGED = (0.0, math.inf, -math.inf)
 """Constants that are themselves times any positive number."""
 
 
-def base_2(program: TileProgram, *, everywhere: bool) -> TileProgram:
+def base_2(program: ir.TileProgram, *, everywhere: bool) -> ir.TileProgram:
     """Exponentials of f32 as those to the base 2: `everywhere`, or only where no multiplication is added."""
     exact = _met_again(program)
     return in_kernels(program, lambda kernel: _Base2(kernel, everywhere, exact).run())
 
 
-def _met_again(program: TileProgram) -> frozenset[str]:
+def _met_again(program: ir.TileProgram) -> frozenset[str]:
     """Buffers that are part of an exponent together with inputs, or with what they were made of."""
     made = {buffer.name for buffer in program.buffers}
     made_of: dict[str, set[str]] = {}
@@ -70,9 +52,9 @@ def _met_again(program: TileProgram) -> frozenset[str]:
     for kernel in program.kernels:
         sources = _Sources(kernel)
         for stmt in nested(kernel.body):
-            if isinstance(stmt, Let) and _is_exponential(stmt):
+            if isinstance(stmt, ir.Let) and _is_exponential(stmt):
                 exponents.append(sources.of(operands(stmt.op)[0]))
-            elif isinstance(stmt, Store):
+            elif isinstance(stmt, ir.Store):
                 read = sources.of(stmt.value)
                 before = (made_of.get(name, set()) for name in read)
                 made_of[stmt.tensor] = made_of.get(stmt.tensor, set()).union(read, *before)
@@ -87,20 +69,20 @@ def _met_again(program: TileProgram) -> frozenset[str]:
 class _Sources:
     """The tensors that each value of a kernel is made of."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._reads: dict[str, tuple[Value, ...]] = {}
+    def __init__(self, kernel: ir.Kernel) -> None:
+        self._reads: dict[str, tuple[ir.Value, ...]] = {}
         self._loads: dict[str, str] = {}
         for stmt in nested(kernel.body):
             match stmt:
-                case Let(value, op):
+                case ir.Let(value, op):
                     self._reads[value.name] = operands(op)
-                    if isinstance(op, LoadTile):
+                    if isinstance(op, ir.LoadTile):
                         self._loads[value.name] = op.tensor
-                case For(carried=items):
+                case ir.For(carried=items):
                     for item in items:
                         self._reads[item.value.name] = (item.init, item.next)
 
-    def of(self, value: Value) -> set[str]:
+    def of(self, value: ir.Value) -> set[str]:
         seen, stack = {value.name}, [value.name]
         while stack:
             for part in self._reads.get(stack.pop(), ()):
@@ -116,25 +98,25 @@ def error(x: float, rounded: int) -> float:
     return 2.0 + abs(x) * 0.5 * rounded
 
 
-def scalar_factor(op: Op) -> int | None:
+def scalar_factor(op: ir.Op) -> int | None:
     """Which operand of a product (or quotient) with a scalar is that scalar."""
     match op:
-        case Elementwise("mul", (left, right)):
+        case ir.Elementwise("mul", (left, right)):
             return 1 if not right.dims else 0 if not left.dims else None
-        case Elementwise("div", (_, right)) if not right.dims:
+        case ir.Elementwise("div", (_, right)) if not right.dims:
             return 1
         case _:
             return None
 
 
-def scaled_operands(op: Op) -> tuple[Value, ...]:
+def scaled_operands(op: ir.Op) -> tuple[ir.Value, ...]:
     """The operands that are multiplied if the result is; none where the op has to take the constant itself."""
     match op:
-        case Elementwise("where", (_, left, right)):
+        case ir.Elementwise("where", (_, left, right)):
             return (left, right)
-        case Elementwise(fn, args) if fn in _LINEAR:
+        case ir.Elementwise(fn, args) if fn in _LINEAR:
             return args
-        case Align(source) | ReduceTile("max" | "min" | "sum", source, _):
+        case ir.Align(source) | ir.ReduceTile("max" | "min" | "sum", source, _):
             return (source,)
         case _:
             return ()
@@ -144,101 +126,103 @@ def scaled_operands(op: Op) -> tuple[Value, ...]:
 class _Body:
     """Statements as they are made. `converted` are the other forms of what loops carry, made in this body."""
 
-    stmts: list[Stmt] = field(default_factory=list)
-    converted: dict[tuple[str, str], Value] = field(default_factory=dict)
+    stmts: list[ir.Stmt] = field(default_factory=list)
+    converted: dict[tuple[str, str], ir.Value] = field(default_factory=dict)
 
 
 class _Base2:
     """One kernel. A value of `scaled` keeps its name and is log2 e times what it was."""
 
-    def __init__(self, kernel: Kernel, everywhere: bool, exact: frozenset[str]) -> None:
+    def __init__(self, kernel: ir.Kernel, everywhere: bool, exact: frozenset[str]) -> None:
         self._kernel = kernel
         self._everywhere = everywhere
         self._scaled = log2_scaled(kernel, exact)
         self._draft = Draft(kernel)
         self._ops = ops_of(kernel.body)
-        self._constants: dict[str, Value] = {}
-        self._converted: dict[tuple[str, str], Value] = {}
+        self._constants: dict[str, ir.Value] = {}
+        self._converted: dict[tuple[str, str], ir.Value] = {}
 
-    def run(self) -> Kernel:
+    def run(self) -> ir.Kernel:
         if not self._scaled and not (self._everywhere and any(map(_is_exponential, self._lets()))):
             return self._kernel
         return self._draft.kernel_of(self._body(self._kernel.body).stmts)
 
-    def _lets(self) -> Iterator[Let]:
-        return (stmt for stmt in nested(self._kernel.body) if isinstance(stmt, Let))
+    def _lets(self) -> Iterator[ir.Let]:
+        return (stmt for stmt in nested(self._kernel.body) if isinstance(stmt, ir.Let))
 
-    def _body(self, body: Iterable[Stmt]) -> _Body:
+    def _body(self, body: Iterable[ir.Stmt]) -> _Body:
         made = _Body()
         for stmt in body:
             match stmt:
-                case Let():
+                case ir.Let():
                     self._let(stmt, made)
-                case For():
+                case ir.For():
                     made.stmts.append(self._loop(stmt, made))
-                case Store():
+                case ir.Store():
                     made.stmts.append(replace(stmt, value=self._read(stmt.value, False, made)))
         return made
 
-    def _loop(self, loop: For[Stmt], before: _Body) -> For[Stmt]:
+    def _loop(self, loop: ir.For[ir.Stmt], before: _Body) -> ir.For[ir.Stmt]:
         inits = [self._read(item.init, item.value.name in self._scaled, before) for item in loop.carried]
         body = self._body(loop.body)
         carried = tuple(
-            Carried(item.value, init, self._read(item.next, item.value.name in self._scaled, body))
+            ir.Carried(item.value, init, self._read(item.next, item.value.name in self._scaled, body))
             for item, init in zip(loop.carried, inits, strict=True)
         )
         return replace(loop, carried=carried, body=tuple(body.stmts))
 
-    def _let(self, let: Let, here: _Body) -> None:
+    def _let(self, let: ir.Let, here: _Body) -> None:
         value, op = let.value, let.op
         if value.name not in self._scaled:
-            here.stmts.append(Let(value, self._plain(let, here)))
+            here.stmts.append(ir.Let(value, self._plain(let, here)))
         elif scaled := scaled_operands(op):
             here.stmts.append(
-                Let(value, self._with(op, {v.name: self._read(v, True, here) for v in scaled}, here))
+                ir.Let(value, self._with(op, {v.name: self._read(v, True, here) for v in scaled}, here))
             )
         elif (place := scalar_factor(op)) is not None:
-            assert isinstance(op, Elementwise)
+            assert isinstance(op, ir.Elementwise)
             scalar = op.args[place]
             # x / s * c = x / (s / c)
             factor = self._over(scalar, here) if op.fn == "div" else self._read(scalar, True, here)
             args = [self._read(arg, False, here) for arg in op.args]
             args[place] = factor
-            here.stmts.append(Let(value, replace(op, args=tuple(args))))
+            here.stmts.append(ir.Let(value, replace(op, args=tuple(args))))
         else:
             plain = self._draft.new(f"{value.name}_plain", value.dims, value.dtype)
-            here.stmts.append(Let(plain, self._plain(let, here)))
-            here.stmts.append(Let(value, Elementwise("mul", (plain, self._constant("log2_e", value.dtype)))))
+            here.stmts.append(ir.Let(plain, self._plain(let, here)))
+            here.stmts.append(
+                ir.Let(value, ir.Elementwise("mul", (plain, self._constant("log2_e", value.dtype))))
+            )
 
-    def _plain(self, let: Let, here: _Body) -> Op:
+    def _plain(self, let: ir.Let, here: _Body) -> ir.Op:
         """The op of a value that is not scaled."""
         if _is_exponential(let) and (self._everywhere or operands(let.op)[0].name in self._scaled):
-            return Elementwise("exp2", (self._read(operands(let.op)[0], True, here),))
+            return ir.Elementwise("exp2", (self._read(operands(let.op)[0], True, here),))
         return self._with(let.op, {}, here)
 
-    def _with(self, op: Op, known: Mapping[str, Value], here: _Body) -> Op:
+    def _with(self, op: ir.Op, known: Mapping[str, ir.Value], here: _Body) -> ir.Op:
         """The op of these operands, of plain ones where none is given."""
         read = {v.name: known.get(v.name) or self._read(v, False, here) for v in operands(op)}
         return mapped(op, lambda value: read[value.name])
 
-    def _read(self, value: Value, scaled: bool, here: _Body) -> Value:
+    def _read(self, value: ir.Value, scaled: bool, here: _Body) -> ir.Value:
         """The value times log2 e if `scaled` and plain if not, whichever of the two it is kept as."""
         if scaled == (value.name in self._scaled):
             return value
         op = self._ops.get(value.name)
-        if isinstance(op, Constant | Fill) and (op.number in _UNCHANGED or math.isnan(op.number)):
+        if isinstance(op, ir.Constant | ir.Fill) and (op.number in _UNCHANGED or math.isnan(op.number)):
             return value
         constant = self._constant("log2_e" if scaled else "ln_2", value.dtype)
-        product = Elementwise("mul", (value, constant))
+        product = ir.Elementwise("mul", (value, constant))
         return self._form(value, "log2" if scaled else "plain", product, here)
 
-    def _over(self, scalar: Value, here: _Body) -> Value:
-        quotient = Elementwise(
+    def _over(self, scalar: ir.Value, here: _Body) -> ir.Value:
+        quotient = ir.Elementwise(
             "div", (self._read(scalar, False, here), self._constant("log2_e", scalar.dtype))
         )
         return self._form(scalar, "over_log2", quotient, here)
 
-    def _form(self, value: Value, suffix: str, op: Op, here: _Body) -> Value:
+    def _form(self, value: ir.Value, suffix: str, op: ir.Op, here: _Body) -> ir.Value:
         """A form of a value, behind its definition; of one that a loop carries, where it is first read in a body."""
         is_carried = value.name not in self._ops
         made = here.converted if is_carried else self._converted
@@ -246,23 +230,23 @@ class _Base2:
         if key not in made:
             if is_carried:
                 made[key] = self._draft.new(f"{value.name}_{suffix}", value.dims, value.dtype)
-                here.stmts.append(Let(made[key], op))
+                here.stmts.append(ir.Let(made[key], op))
             else:
                 made[key] = self._draft.behind(value, f"{value.name}_{suffix}", op)
         return made[key]
 
-    def _constant(self, name: Literal["log2_e", "ln_2"], dtype: str) -> Value:
+    def _constant(self, name: Literal["log2_e", "ln_2"], dtype: str) -> ir.Value:
         if name not in self._constants:
             self._constants[name] = self._draft.new(name, (), dtype)
-            self._draft.first.append(Let(self._constants[name], Irrational(name)))
+            self._draft.first.append(ir.Let(self._constants[name], ir.Irrational(name)))
         return self._constants[name]
 
 
-def _is_exponential(let: Let) -> bool:
-    return isinstance(let.op, Elementwise) and let.op.fn == "exp" and let.value.dtype == "f32"
+def _is_exponential(let: ir.Let) -> bool:
+    return isinstance(let.op, ir.Elementwise) and let.op.fn == "exp" and let.value.dtype == "f32"
 
 
-def log2_scaled(kernel: Kernel, exact: frozenset[str] = frozenset()) -> frozenset[str]:
+def log2_scaled(kernel: ir.Kernel, exact: frozenset[str] = frozenset()) -> frozenset[str]:
     """Names of the values of `kernel` to keep multiplied by log2(e): none that is loaded from a buffer of `exact` or
     stored in one."""
     great = _made_of_great_numbers(kernel)
@@ -281,20 +265,20 @@ def log2_scaled(kernel: Kernel, exact: frozenset[str] = frozenset()) -> frozense
     return frozenset(found)
 
 
-def _kept_exact(kernel: Kernel, exact: frozenset[str]) -> set[str]:
+def _kept_exact(kernel: ir.Kernel, exact: frozenset[str]) -> set[str]:
     """Names of the values that are loaded from these buffers or stored in them, as another shape or dtype or as they
     are."""
     found: set[str] = set()
     alike: dict[str, str] = {}
     for stmt in nested(kernel.body):
         match stmt:
-            case Let(value, LoadTile(tensor, _, _, _)) if tensor in exact:
+            case ir.Let(value, ir.LoadTile(tensor, _, _, _)) if tensor in exact:
                 found.add(value.name)
-            case Let(value, Align(source) | Cast(source)):
+            case ir.Let(value, ir.Align(source) | ir.Cast(source)):
                 alike[value.name] = source.name
                 if source.name in found:
                     found.add(value.name)
-            case Store(tensor, _, value, _) if tensor in exact:
+            case ir.Store(tensor, _, value, _) if tensor in exact:
                 name: str | None = value.name
                 while name is not None:
                     found.add(name)
@@ -302,22 +286,22 @@ def _kept_exact(kernel: Kernel, exact: frozenset[str]) -> set[str]:
     return found
 
 
-def _made_of_great_numbers(kernel: Kernel) -> set[str]:
+def _made_of_great_numbers(kernel: ir.Kernel) -> set[str]:
     """Names of the values that would have to multiply a number which float32 does not hold log2 e times."""
     great: set[str] = set()
     found: set[str] = set()
     for stmt in nested(kernel.body):
         match stmt:
-            case Let(value, Constant(number) | Fill(number)) if _MOST < abs(number) < math.inf:
+            case ir.Let(value, ir.Constant(number) | ir.Fill(number)) if _MOST < abs(number) < math.inf:
                 great.add(value.name)
-            case Let(value, op) if any(part.name in great for part in scaled_operands(op)):
+            case ir.Let(value, op) if any(part.name in great for part in scaled_operands(op)):
                 found.add(value.name)
-            case For(carried=items):
+            case ir.For(carried=items):
                 found |= {item.value.name for item in items if item.init.name in great}
     return found
 
 
-def _elements(value: Value) -> int:
+def _elements(value: ir.Value) -> int:
     return int(_TYPICAL_BLOCK ** len(value.dims))
 
 
@@ -326,27 +310,27 @@ class _Flow:
     """`great` are values that are not multiplied: what they are made of need not be multiplied with others that are."""
 
     great: set[str]
-    values: dict[str, Value] = field(default_factory=dict)
-    ops: dict[str, Op] = field(default_factory=dict)
-    carried: dict[str, Carried] = field(default_factory=dict)
+    values: dict[str, ir.Value] = field(default_factory=dict)
+    ops: dict[str, ir.Op] = field(default_factory=dict)
+    carried: dict[str, ir.Carried] = field(default_factory=dict)
     readers: dict[str, list[str | None]] = field(default_factory=dict)  # None: not scaled, whoever it is
-    exponents: list[Value] = field(default_factory=list)
+    exponents: list[ir.Value] = field(default_factory=list)
     apart: set[str] = field(default_factory=set)  # what rare loops carry that multiply nothing
 
-    def add(self, stmt: Stmt) -> None:
+    def add(self, stmt: ir.Stmt) -> None:
         match stmt:
-            case Let(value, op):
+            case ir.Let(value, op):
                 self.values[value.name] = value
                 self.ops[value.name] = op
-                if isinstance(op, Elementwise) and op.fn == "exp" and value.dtype == "f32":
+                if isinstance(op, ir.Elementwise) and op.fn == "exp" and value.dtype == "f32":
                     self.exponents.append(op.args[0])
                     return
                 for operand in operands(op):
                     self._read(operand, value.name)
-            case Store():
+            case ir.Store():
                 for operand in operands(stmt):
                     self._read(operand, None)
-            case For(carried=items):
+            case ir.For(carried=items):
                 is_great = stmt.rare and any(value.name in self.great for value in defined((stmt,)))
                 for item in items:
                     self.values[item.value.name] = item.value
@@ -355,10 +339,10 @@ class _Flow:
                     self._read(item.next, item.value.name)
                 self.apart |= {item.value.name for item in items if is_great}
 
-    def _read(self, value: Value, reader: str | None) -> None:
+    def _read(self, value: ir.Value, reader: str | None) -> None:
         self.readers.setdefault(value.name, []).append(reader)
 
-    def _sources(self, name: str) -> tuple[Value, ...]:
+    def _sources(self, name: str) -> tuple[ir.Value, ...]:
         """The values that are multiplied if this one is; none where it takes the constant itself."""
         if name in self.great:
             return ()
@@ -370,7 +354,7 @@ class _Flow:
 
     def _sources_scaled(self, name: str) -> Iterator[str]:
         for value in self._sources(name):
-            if not isinstance(self.ops.get(value.name), (Constant, Fill)):
+            if not isinstance(self.ops.get(value.name), (ir.Constant, ir.Fill)):
                 yield value.name
 
     def groups(self) -> Iterator[frozenset[str]]:
@@ -379,7 +363,7 @@ class _Flow:
         stack = [arg.name for arg in self.exponents if arg.dtype == "f32"]
         while stack:
             name = stack.pop()
-            if name in links or isinstance(self.ops.get(name), (Constant, Fill)):
+            if name in links or isinstance(self.ops.get(name), (ir.Constant, ir.Fill)):
                 continue
             links[name] = set(self._sources_scaled(name))
             stack += links[name]

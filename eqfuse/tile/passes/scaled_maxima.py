@@ -14,19 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.def_use import Readers, readers_of
-from eqfuse.tile.nodes import (
-    Constant,
-    Elementwise,
-    Fill,
-    For,
-    Kernel,
-    Let,
-    Op,
-    ReduceTile,
-    Stmt,
-    Value,
-)
 from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.walk import defined, lets_of, ops_of
 
@@ -35,18 +24,18 @@ from eqfuse.tile.walk import defined, lets_of, ops_of
 class _Scale:
     """A scale's sign and size, made once; `is_rare` where elements take the sign."""
 
-    is_rare: Value
-    sign: Value
-    size: Value
+    is_rare: ir.Value
+    sign: ir.Value
+    size: ir.Value
 
 
-def scaled_last(kernel: Kernel) -> Kernel:
+def scaled_last(kernel: ir.Kernel) -> ir.Kernel:
     """No element is scaled for a maximum alone."""
     ops, readers = ops_of(kernel.body), readers_of(kernel)
-    inside = {v.name for stmt in kernel.body if isinstance(stmt, For) for v in defined((stmt,))}
+    inside = {v.name for stmt in kernel.body if isinstance(stmt, ir.For) for v in defined((stmt,))}
     draft, scales = Draft(kernel), dict[str, _Scale]()
 
-    def scaled_by(value: Value, op: Op) -> tuple[Value, Value] | None:
+    def scaled_by(value: ir.Value, op: ir.Op) -> tuple[ir.Value, ir.Value] | None:
         scaled = _scaled(value, op, inside)
         return scaled if scaled is not None and for_a_maximum(value, readers, ops) else None
 
@@ -55,9 +44,9 @@ def scaled_last(kernel: Kernel) -> Kernel:
     if not found:
         return kernel
 
-    unscaled: dict[str, tuple[Value, _Scale]] = {}  # what stands for a scaled value, by its name
+    unscaled: dict[str, tuple[ir.Value, _Scale]] = {}  # what stands for a scaled value, by its name
 
-    def one(let: Let) -> Sequence[Stmt]:
+    def one(let: ir.Let) -> Sequence[ir.Stmt]:
         match let.op:
             case _ if let.value.name in found:
                 factor, scale = found[let.value.name]
@@ -68,24 +57,24 @@ def scaled_last(kernel: Kernel) -> Kernel:
                 plain = draft.new(f"{factor.name}_by_size", factor.dims, factor.dtype)
                 unscaled[let.value.name] = plain, signs
                 return (
-                    Let(turned, Elementwise("mul", (factor, signs.sign))),
-                    Let(plain, Elementwise("where", (signs.is_rare, turned, factor))),
+                    ir.Let(turned, ir.Elementwise("mul", (factor, signs.sign))),
+                    ir.Let(plain, ir.Elementwise("where", (signs.is_rare, turned, factor))),
                 )
-            case Elementwise("where", (mask, inner, other)) if inner.name in unscaled:
+            case ir.Elementwise("where", (mask, inner, other)) if inner.name in unscaled:
                 plain, signs = unscaled[inner.name]
                 unscaled[let.value.name] = let.value, signs
-                return (Let(let.value, Elementwise("where", (mask, plain, other))),)
-            case ReduceTile("max", source, axis) if source.name in unscaled:
+                return (ir.Let(let.value, ir.Elementwise("where", (mask, plain, other))),)
+            case ir.ReduceTile("max", source, axis) if source.name in unscaled:
                 plain, signs = unscaled[source.name]
                 most = draft.new(f"{let.value.name}_by_size", let.value.dims, let.value.dtype)
-                product = Elementwise("mul", (most, signs.size))
-                return Let(most, ReduceTile("max", plain, axis)), Let(let.value, product)
-            case Elementwise("sub", (left, shift)) if left.name in unscaled:
+                product = ir.Elementwise("mul", (most, signs.size))
+                return ir.Let(most, ir.ReduceTile("max", plain, axis)), ir.Let(let.value, product)
+            case ir.Elementwise("sub", (left, shift)) if left.name in unscaled:
                 plain, signs = unscaled[left.name]
                 again = draft.new(f"{left.name}_scaled", left.dims, left.dtype)
                 return (
-                    Let(again, Elementwise("mul", (plain, signs.size))),
-                    Let(let.value, Elementwise("sub", (again, shift))),
+                    ir.Let(again, ir.Elementwise("mul", (plain, signs.size))),
+                    ir.Let(let.value, ir.Elementwise("sub", (again, shift))),
                 )
             case _:
                 return (let,)
@@ -93,17 +82,17 @@ def scaled_last(kernel: Kernel) -> Kernel:
     return draft.kernel_of(changed(kernel.body, one))
 
 
-def _scaled(value: Value, op: Op, inside: set[str]) -> tuple[Value, Value] | None:
+def _scaled(value: ir.Value, op: ir.Op, inside: set[str]) -> tuple[ir.Value, ir.Value] | None:
     """A tile, and the scalar from outside of all loops that it is multiplied by."""
     match op:
-        case Elementwise("mul", (left, right)) if len(value.dims) == 2 and value.dtype == "f32":
+        case ir.Elementwise("mul", (left, right)) if len(value.dims) == 2 and value.dtype == "f32":
             for tile, scale in ((left, right), (right, left)):
                 if tile.dims == value.dims and not scale.dims and scale.name not in inside:
                     return tile, scale
     return None
 
 
-def for_a_maximum(value: Value, readers: Readers, ops: Mapping[str, Op]) -> bool:
+def for_a_maximum(value: ir.Value, readers: Readers, ops: Mapping[str, ir.Op]) -> bool:
     """Whether a value is masked, its maximum taken, and something subtracted from it, and nothing else."""
     folded = False
     pending = [value]
@@ -111,31 +100,35 @@ def for_a_maximum(value: Value, readers: Readers, ops: Mapping[str, Op]) -> bool
         here = pending.pop()
         for reader, op in readers.get(here.name, []):
             match op:
-                case Elementwise("where", (_, inner, other)) if reader is not None and inner == here:
+                case ir.Elementwise("where", (_, inner, other)) if reader is not None and inner == here:
                     if not _is_least(ops.get(other.name)):
                         return False
                     pending.append(reader)
-                case ReduceTile("max", _, _):
+                case ir.ReduceTile("max", _, _):
                     folded = True
-                case Elementwise("sub", (left, right)) if left == here and right != here:
+                case ir.Elementwise("sub", (left, right)) if left == here and right != here:
                     pass
                 case _:
                     return False
     return folded
 
 
-def _is_least(op: Op | None) -> bool:
-    return isinstance(op, Constant | Fill) and op.number == -math.inf
+def _is_least(op: ir.Op | None) -> bool:
+    return isinstance(op, ir.Constant | ir.Fill) and op.number == -math.inf
 
 
-def _signs(draft: Draft, scale: Value) -> _Scale:
+def _signs(draft: Draft, scale: ir.Value) -> _Scale:
     zero, one, less = (draft.new(n, (), scale.dtype) for n in ("no_scale", "scale_of_1", "scale_of_minus_1"))
-    draft.first += [Let(zero, Constant(0.0)), Let(one, Constant(1.0)), Let(less, Constant(-1.0))]
+    draft.first += [
+        ir.Let(zero, ir.Constant(0.0)),
+        ir.Let(one, ir.Constant(1.0)),
+        ir.Let(less, ir.Constant(-1.0)),
+    ]
     name = scale.name
-    flag = Value("", (), "bool")
-    is_rare = draft.behind(scale, f"{name}_turns", Elementwise("le", (scale, zero)), flag)
-    is_none = draft.behind(scale, f"{name}_is_0", Elementwise("eq", (scale, zero)), flag)
-    sign = draft.behind(scale, f"{name}_sign", Elementwise("where", (is_none, zero, less)))
-    size = draft.behind(scale, f"{name}_abs", Elementwise("abs", (scale,)))
-    kept = draft.behind(scale, f"{name}_size", Elementwise("where", (is_none, one, size)))
+    flag = ir.Value("", (), "bool")
+    is_rare = draft.behind(scale, f"{name}_turns", ir.Elementwise("le", (scale, zero)), flag)
+    is_none = draft.behind(scale, f"{name}_is_0", ir.Elementwise("eq", (scale, zero)), flag)
+    sign = draft.behind(scale, f"{name}_sign", ir.Elementwise("where", (is_none, zero, less)))
+    size = draft.behind(scale, f"{name}_abs", ir.Elementwise("abs", (scale,)))
+    kept = draft.behind(scale, f"{name}_size", ir.Elementwise("where", (is_none, one, size)))
     return _Scale(is_rare, sign, kept)

@@ -6,35 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eqfuse.tile.check import TileError
 from eqfuse.tile.nodes import Dot, For, If, Let, PersistentLoop, Store, Value
-from eqfuse.tile.roles.nodes import (
-    AnyNonFinite,
-    AsyncCopy,
-    Column,
-    ConsumerBarrier,
-    LoadShared,
-    MmaAsync,
-    MmaWait,
-    Put,
-    ReleaseSlot,
-    Role,
-    RolesKernel,
-    RolesProgram,
-    Stmt,
-    StoreShared,
-    View,
-    Wait,
-    ZeroNonFinite,
-)
+from eqfuse.tile.roles import nodes as warp
 from eqfuse.tile.walk import defined_by, nested, operands
 
 
-def check(program: RolesProgram) -> None:
+def check(program: warp.RolesProgram) -> None:
     """Raises TileError where the program does not hold together."""
     for kernel in program.divided:
         _check_kernel(kernel)
 
 
-def _check_kernel(kernel: RolesKernel) -> None:
+def _check_kernel(kernel: warp.RolesKernel) -> None:
     blocks = {block.axis: block for block in kernel.blocks}
     rows = blocks[kernel.rows].size
     if rows is None or rows % kernel.row_parts:
@@ -62,27 +44,29 @@ def _check_kernel(kernel: RolesKernel) -> None:
 
 
 class _Check:
-    def __init__(self, kernel: RolesKernel, role: Role) -> None:
+    def __init__(self, kernel: warp.RolesKernel, role: warp.Role) -> None:
         self.kernel, self.role = kernel, role
         self.rings = {ring.name: ring for ring in kernel.rings}
         self.names: set[str] = set()
-        self.given = {stmt.ring for stmt in nested(role.body) if isinstance(stmt, StoreShared)}
+        self.given = {stmt.ring for stmt in nested(role.body) if isinstance(stmt, warp.StoreShared)}
 
     def require(self, holds: bool, message: str) -> None:
         if not holds:
             part = "" if self.role.part is None else f" {self.role.part}"
             raise TileError(f"{self.role.name}{part} of kernel {self.kernel.name!r}: {message}")
 
-    def body(self, body: Sequence[Stmt], outside: Mapping[str, Value]) -> dict[str, Value]:
+    def body(self, body: Sequence[warp.Stmt], outside: Mapping[str, Value]) -> dict[str, Value]:
         """What is visible at the end of a body. Every product that it issues it awaits."""
         visible = dict(outside)
-        pending: dict[str, MmaAsync] = {}
+        pending: dict[str, warp.MmaAsync] = {}
         for stmt in body:
             self._statement(stmt, visible, pending)
         self.require(not pending, f"nothing awaits {', '.join(pending)}")
         return visible
 
-    def _statement(self, stmt: Stmt, visible: dict[str, Value], pending: dict[str, MmaAsync]) -> None:
+    def _statement(
+        self, stmt: warp.Stmt, visible: dict[str, Value], pending: dict[str, warp.MmaAsync]
+    ) -> None:
         match stmt:
             case For(_, start, stop, carried, inner):
                 self._read((start, stop, *(item.init for item in carried)), visible)
@@ -103,13 +87,13 @@ class _Check:
                 self.require(condition.dims == (), f"{condition.name} is no scalar")
                 ended = self.body(inner, visible)
                 self._read((result.then for result in results), ended)
-            case MmaWait(_, issued, _):
+            case warp.MmaWait(_, issued, _):
                 self.require(issued.name in pending, f"{issued.name} is not under way")
                 del pending[issued.name]
             case _:
                 self._read(operands(stmt), visible)
         self._kinds(stmt)
-        if isinstance(stmt, MmaAsync):
+        if isinstance(stmt, warp.MmaAsync):
             if stmt.accumulator is not None:  # one that starts from a result that is not awaited
                 pending.pop(stmt.accumulator.name, None)
             pending[stmt.pending.name] = stmt
@@ -128,53 +112,53 @@ class _Check:
         self.names |= found.keys()
         return found
 
-    def _kinds(self, stmt: Stmt) -> None:
+    def _kinds(self, stmt: warp.Stmt) -> None:
         """Who may do what."""
         produces = self.role.part is None
         match stmt:
             case Let(value, op):
                 self.require(not isinstance(op, Dot), f"the product {value.name} is not issued")
-            case AsyncCopy(ring, _, _):
+            case warp.AsyncCopy(ring, _, _):
                 copied = ring in self.rings and bool(self.rings[ring].tensor)
                 self.require(produces and copied, f"fills {ring}")
-            case Wait(ring, end, _, before):
+            case warp.Wait(ring, end, _, before):
                 self.require(ring in self.rings, f"waits for {ring}, which is no ring")
                 fills = produces if self.rings[ring].tensor else ring in self.given
                 self.require((end == "empty") == fills == before, f"waits until {ring} is {end}")
-            case StoreShared(ring, _, value):
+            case warp.StoreShared(ring, _, value):
                 known = not produces and ring in self.rings and not self.rings[ring].tensor
                 self.require(known and self.rings[ring].tile.dims == value.dims, f"gives {ring}")
             case (
-                ReleaseSlot(ring, _)
-                | LoadShared(_, View(ring, _, _))
-                | MmaAsync(_, _, View(ring, _, _), _, _)
-                | AnyNonFinite(_, View(ring, _, _))
-                | ZeroNonFinite(View(ring, _, _))
+                warp.ReleaseSlot(ring, _)
+                | warp.LoadShared(_, warp.View(ring, _, _))
+                | warp.MmaAsync(_, _, warp.View(ring, _, _), _, _)
+                | warp.AnyNonFinite(_, warp.View(ring, _, _))
+                | warp.ZeroNonFinite(warp.View(ring, _, _))
             ):
                 self.require(not produces and ring in self.rings, f"reads {ring}")
-            case Put() | Store():
+            case warp.Put() | Store():
                 self.require(not produces, f"stores {stmt.tensor}")
-            case ConsumerBarrier():
+            case warp.ConsumerBarrier():
                 self.require(not produces, "meets the consumers")
-            case Column(value, tile, place):
+            case warp.Column(value, tile, place):
                 rows = len(tile.dims) == 2 and value.dims == tile.dims[:1] and not place.dims
                 self.require(rows and value.dtype == "f32", f"{value.name} is no column of {tile.name}")
-        if isinstance(stmt, MmaAsync):
+        if isinstance(stmt, warp.MmaAsync):
             for side in (stmt.left, stmt.right):
                 dims = side.dims
                 self.require(
                     len(dims) == 2 and stmt.axis in dims, f"{stmt.pending.name} of [{', '.join(dims)}]"
                 )
 
-    def _replaced_early(self, loop: For[Stmt]) -> None:
+    def _replaced_early(self, loop: For[warp.Stmt]) -> None:
         """A product reads its operands until it is awaited: registers of a carried one get their next value after that."""
         following = {item.value.name: item.next.name for item in loop.carried}
         under_way: dict[str, str] = {}
         for stmt in loop.body:
             match stmt:
-                case MmaAsync(pending, Value() as left, _, _, _) if left.name in following:
+                case warp.MmaAsync(pending, Value() as left, _, _, _) if left.name in following:
                     under_way[pending.name] = following[left.name]
-                case MmaWait(_, pending, _):
+                case warp.MmaWait(_, pending, _):
                     under_way.pop(pending.name, None)
                 case _:
                     for value in (v for each in nested((stmt,)) for v in defined_by(each)):

@@ -23,21 +23,8 @@ from dataclasses import dataclass, replace
 
 from eqfuse.extract.unsuited import Unsuited
 from eqfuse.terms.dtypes import BYTES
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.names import Fresh
-from eqfuse.tile.nodes import (
-    Align,
-    BlockSize,
-    Carried,
-    Constant,
-    Dot,
-    Elementwise,
-    For,
-    If,
-    Let,
-    LoadTile,
-    Result,
-    Value,
-)
 from eqfuse.tile.roles.nodes import (
     AnyNonFinite,
     At,
@@ -54,7 +41,7 @@ from eqfuse.tile.roles.nodes import (
 )
 from eqfuse.tile.walk import defined_by, nested, operands, renamed
 
-Turns = Mapping[str, Value]
+Turns = Mapping[str, ir.Value]
 """The next turn of each ring."""
 
 
@@ -71,41 +58,41 @@ def sources(body: Iterable[Stmt], rings: Mapping[str, Ring]) -> dict[str, Source
     found: dict[str, Source] = {}
     for stmt in body:
         match stmt:
-            case Let(value, LoadTile()) if value.name in rings:
+            case ir.Let(value, ir.LoadTile()) if value.name in rings:
                 found[value.name] = Source(rings[value.name], value.dims)
-            case Let(value, Align(of)) if of.name in found and len(value.dims) == len(of.dims):
+            case ir.Let(value, ir.Align(of)) if of.name in found and len(value.dims) == len(of.dims):
                 found[value.name] = replace(found[of.name], dims=value.dims)
     return found
 
 
 def pipelined(
-    loop: For[Stmt],
+    loop: ir.For[Stmt],
     rings: Mapping[str, Ring],
     outside: Mapping[str, Source],
     turns: Turns,
     delayed: frozenset[int],
     fresh: Fresh,
-    zero: Value,
-) -> tuple[list[Stmt], dict[str, Value]]:
+    zero: ir.Value,
+) -> tuple[list[Stmt], dict[str, ir.Value]]:
     """A consumer's loop, and the turns of its rings after it. `outside` are tiles that are in slots before the loop, `zero`
     is the turn of those. Raises Unsuited."""
     return _Pipeline(loop, rings, outside, turns, delayed, fresh, zero).run()
 
 
-def straight(body: Sequence[Stmt], found: Mapping[str, Source], turn: Value, fresh: Fresh) -> list[Stmt]:
+def straight(body: Sequence[Stmt], found: Mapping[str, Source], turn: ir.Value, fresh: Fresh) -> list[Stmt]:
     """Statements outside of loops: every product is awaited at once."""
     made: list[Stmt] = []
     waited: set[str] = set()
     for stmt in body:
         read = _rings_read(stmt, found)
-        if isinstance(stmt, Let) and stmt.value.name in found:
+        if isinstance(stmt, ir.Let) and stmt.value.name in found:
             continue
         for ring in read:
             if ring not in waited:
                 waited.add(ring)
                 made.append(Wait(ring, "full", turn))
         views = {name: View(s.ring.name, turn, s.dims) for name, s in found.items()}
-        if isinstance(stmt, Let) and isinstance(stmt.op, Dot):
+        if isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Dot):
             pending = fresh.like(stmt.value, "pending")
             made += [_issue(pending, stmt.op, views, found), MmaWait(stmt.value, pending, 0)]
         else:
@@ -128,14 +115,14 @@ def _rings_read(stmt: Stmt, found: Mapping[str, Source]) -> list[str]:
     return list(dict.fromkeys(found[name].ring.name for name in names if name in found))
 
 
-def _issue(pending: Value, op: Dot, views: Mapping[str, View], found: Mapping[str, Source]) -> MmaAsync:
+def _issue(pending: ir.Value, op: ir.Dot, views: Mapping[str, View], found: Mapping[str, Source]) -> MmaAsync:
     if op.right.name not in views:
         raise Unsuited(f"the right operand {op.right.name} of a product is computed")
     left = views.get(op.left.name, op.left)
     if (
         BYTES[op.left.dtype] == 1
     ):  # such tiles are read along the positions that are summed, from shared memory alone
-        if isinstance(left, Value):
+        if isinstance(left, ir.Value):
             raise Unsuited(f"the left operand {left.name} of a product of {left.dtype} is computed")
         for side, tile in ((left, op.left), (views[op.right.name], op.right)):
             ring = next(source.ring for source in found.values() if source.ring.name == side.ring)
@@ -147,13 +134,13 @@ def _issue(pending: Value, op: Dot, views: Mapping[str, View], found: Mapping[st
 class _Pipeline:
     def __init__(
         self,
-        loop: For[Stmt],
+        loop: ir.For[Stmt],
         rings: Mapping[str, Ring],
         outside: Mapping[str, Source],
         turns: Turns,
         delayed: frozenset[int],
         fresh: Fresh,
-        zero: Value,
+        zero: ir.Value,
     ) -> None:
         self.loop, self.fresh, self.zero = loop, fresh, zero
         self.inside = sources(loop.body, rings)
@@ -179,7 +166,7 @@ class _Pipeline:
         wanted = {
             value.name
             for stmt in body
-            if not (isinstance(stmt, Let) and stmt.value.name in self.inside)
+            if not (isinstance(stmt, ir.Let) and stmt.value.name in self.inside)
             for each in nested((stmt,))
             for value in _in_registers(each)
         }
@@ -188,7 +175,7 @@ class _Pipeline:
             for name in [v.name for each in nested((stmt,)) for v in operands(each)]:
                 if name in self.outside and name in wanted and name not in done:
                     raise Unsuited(f"{name} is read from shared memory in a loop")
-            if isinstance(stmt, Let) and stmt.value.name in self.inside:
+            if isinstance(stmt, ir.Let) and stmt.value.name in self.inside:
                 if stmt.value.name in wanted:
                     source = tiles[stmt.value.name]
                     done.add(stmt.value.name)
@@ -198,9 +185,9 @@ class _Pipeline:
 
     # Stages and order ---------------------------------------------------------------------------------
 
-    def _reads(self, number: int) -> list[Value]:
+    def _reads(self, number: int) -> list[ir.Value]:
         stmt = self.body[number]
-        own = {v.name for s in nested((stmt,)) for v in defined_by(s)} if isinstance(stmt, If) else set()
+        own = {v.name for s in nested((stmt,)) for v in defined_by(s)} if isinstance(stmt, ir.If) else set()
         found = [value for each in nested((stmt,)) for value in operands(each)]
         return [value for value in found if value.name not in own]
 
@@ -227,7 +214,7 @@ class _Pipeline:
         read = [v.name for n in range(len(self.body)) for v in self._reads(n)] + ends
         found: dict[int, int] = {}
         for number, stmt in enumerate(self.body):
-            if not (isinstance(stmt, Let) and isinstance(stmt.op, Dot) and stmt.op.accumulator):
+            if not (isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Dot) and stmt.op.accumulator):
                 continue
             start = self.definers.get(stmt.op.accumulator.name)
             if (
@@ -255,7 +242,7 @@ class _Pipeline:
             yield from (
                 n
                 for n, s in enumerate(self.body)
-                if self.stages[n] == 1 and isinstance(s, Let) and isinstance(s.op, Dot)
+                if self.stages[n] == 1 and isinstance(s, ir.Let) and isinstance(s.op, ir.Dot)
                 if s.op.left.name in names
             )
 
@@ -299,7 +286,7 @@ class _Pipeline:
         a tile is computed with them. No product is needed for them."""
         found: set[int] = set()
         for number, stmt in enumerate(self.body):
-            if isinstance(stmt, Let) and (len(stmt.value.dims) < 2 or isinstance(stmt.op, Align)):
+            if isinstance(stmt, ir.Let) and (len(stmt.value.dims) < 2 or isinstance(stmt.op, ir.Align)):
                 definers = {self.definers.get(value.name) for value in self._reads(number)}
                 if definers & found:
                     found.add(number)
@@ -320,13 +307,15 @@ class _Pipeline:
 
     # Text of one trip ---------------------------------------------------------------------------------
 
-    def _copy(self, stage: int | None, env: Sequence[dict[str, Value]], turns: Sequence[Value]) -> list[Stmt]:
+    def _copy(
+        self, stage: int | None, env: Sequence[dict[str, ir.Value]], turns: Sequence[ir.Value]
+    ) -> list[Stmt]:
         """The statements of a stage, or of both, with values as `env` of each stage calls them; what they define is
         added to it."""
         made: list[Stmt] = []
         waited: set[str] = set()
         chosen = [(what, n) for what, n in self.order if stage is None or self.stages[n] == stage]
-        pending: dict[int, Value] = {}
+        pending: dict[int, ir.Value] = {}
         for place, (what, number) in enumerate(chosen):
             at = self.stages[number]
             names, stmt = env[at], self.body[number]
@@ -337,7 +326,7 @@ class _Pipeline:
                         waited.add(ring)
                         made.append(Wait(ring, "full", turns[at]))
             if what == "issue":
-                assert isinstance(stmt, Let) and isinstance(stmt.op, Dot)
+                assert isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Dot)
                 op = stmt.op
                 pending[number] = self.fresh.like(stmt.value, "pending")
                 tiles = {**self.outside, **self.inside}
@@ -352,7 +341,7 @@ class _Pipeline:
             elif number in self.chained.values():
                 continue  # what starts from its result is awaited
             elif what == "await":
-                assert isinstance(stmt, Let)
+                assert isinstance(stmt, ir.Let)
                 names[stmt.value.name] = self.fresh.like(stmt.value, "of") if stage != None else stmt.value
                 later = sum(w == "issue" for w, _ in chosen[:place]) - sum(
                     w == "await" for w, _ in chosen[:place]
@@ -374,14 +363,14 @@ class _Pipeline:
                 ]
         return made
 
-    def _at_turn(self, stmt: Stmt, turn: Value) -> Stmt:
+    def _at_turn(self, stmt: Stmt, turn: ir.Value) -> Stmt:
         """A statement, and those inside of it, that read slots of the loop's rings: those of this turn."""
         match stmt:
             case LoadShared(view=view) | AnyNonFinite(view=view) | ZeroNonFinite(view):
                 return replace(stmt, view=replace(view, turn=turn)) if view.ring in self.used else stmt
             case Wait() | StoreShared():
                 return replace(stmt, turn=turn)
-            case If(body=body) | For(body=body):
+            case ir.If(body=body) | ir.For(body=body):
                 return replace(stmt, body=tuple(self._at_turn(inner, turn) for inner in body))
             case _:
                 return stmt
@@ -412,93 +401,93 @@ class _Pipeline:
 
     # The loop -----------------------------------------------------------------------------------------
 
-    def run(self) -> tuple[list[Stmt], dict[str, Value]]:
+    def run(self) -> tuple[list[Stmt], dict[str, ir.Value]]:
         return self._in_step() if not any(self.stages) else self._behind()
 
-    def _next_turn(self, turn: Value, wanted: str) -> tuple[list[Stmt], Value]:
+    def _next_turn(self, turn: ir.Value, wanted: str) -> tuple[list[Stmt], ir.Value]:
         one = self.fresh.value("one", (), "i32")
         following = self.fresh.value(wanted, (), "i32")
-        return [Let(one, Constant(1)), Let(following, Elementwise("add", (turn, one)))], following
+        return [ir.Let(one, ir.Constant(1)), ir.Let(following, ir.Elementwise("add", (turn, one)))], following
 
-    def _in_step(self) -> tuple[list[Stmt], dict[str, Value]]:
+    def _in_step(self) -> tuple[list[Stmt], dict[str, ir.Value]]:
         loop = self.loop
         turn = self.fresh.value("turn", (), "i32")
-        env: dict[str, Value] = {}
+        env: dict[str, ir.Value] = {}
         body = self._copy(None, (env, env), (turn, turn))
         count, following = self._next_turn(turn, "turn_next")
-        carried = [*loop.carried, *((Carried(turn, self.turn, following),) if self.used else ())]
+        carried = [*loop.carried, *((ir.Carried(turn, self.turn, following),) if self.used else ())]
         made = replace(loop, carried=tuple(carried), body=(*body, *count))
         return [made], {**self.turns, **dict.fromkeys(self.used, turn)}
 
-    def _behind(self) -> tuple[list[Stmt], dict[str, Value]]:
+    def _behind(self) -> tuple[list[Stmt], dict[str, ir.Value]]:
         loop, fresh = self.loop, self.fresh
         size = fresh.value(f"{loop.axis}_step", (), "i32")
         second = fresh.value(f"{loop.axis}_second", (), "i32")
         some = fresh.value(f"{loop.axis}_some", (), "bool")
 
-        begun: dict[str, Value] = {name: item.init for name, item in self.carried.items()}
+        begun: dict[str, ir.Value] = {name: item.init for name, item in self.carried.items()}
         first = self._copy(0, (begun, {}), (self.turn, self.turn))
 
         turn = fresh.value("turn", (), "i32")
         count, now = self._next_turn(turn, "turn_now")
-        items: list[tuple[Carried, str]] = []
-        env: list[dict[str, Value]] = [{}, {}]
+        items: list[tuple[ir.Carried, str]] = []
+        env: list[dict[str, ir.Value]] = [{}, {}]
         for name, item in self.carried.items():
             if self._leaves(name) == 0:
                 here = fresh.like(item.value, "now")
                 env[0][name] = here
-                items.append((Carried(here, self._after(item.next, begun), item.next), "0"))
+                items.append((ir.Carried(here, self._after(item.next, begun), item.next), "0"))
             else:
                 here = fresh.like(item.value, "before")
                 env[1][name] = here
-                items.append((Carried(here, item.init, item.next), "1"))
+                items.append((ir.Carried(here, item.init, item.next), "1"))
         for value in self._crossing():
             here = fresh.like(value, "before")
             env[1][value.name] = here
-            items.append((Carried(here, begun.get(value.name, value), value), "0"))
+            items.append((ir.Carried(here, begun.get(value.name, value), value), "0"))
         started = [dict(each) for each in env]
         body = self._steady(env, (now, turn))
         carried = [
-            Carried(item.value, item.init, self._after(item.next, env[0 if at == "0" else 1]))
+            ir.Carried(item.value, item.init, self._after(item.next, env[0 if at == "0" else 1]))
             for item, at in items
         ]
-        steady = For(
+        steady = ir.For(
             loop.axis,
             second,
             loop.stop,
-            (*carried, Carried(turn, self.turn, now)),
+            (*carried, ir.Carried(turn, self.turn, now)),
             (*count, *body),
         )
         ended = started[1]
         last = self._copy(1, ({}, ended), (turn, turn))
         count, after = self._next_turn(turn, "turn_after")
         end = fresh.value("turn_end", (), "i32")
-        results = [Result(end, after, self.turn)]
+        results = [ir.Result(end, after, self.turn)]
         for name, item in self.carried.items():
             final = started[0][name] if self._leaves(name) == 0 else self._after(item.next, ended)
-            results.append(Result(item.value, final, item.init))
+            results.append(ir.Result(item.value, final, item.init))
         branch = (At(loop.axis, loop.start), *first, steady, *last, *count)
         made: list[Stmt] = [
-            Let(size, BlockSize(loop.axis)),
-            Let(second, Elementwise("add", (loop.start, size))),
-            Let(some, Elementwise("lt", (loop.start, loop.stop))),
-            If(some, branch, tuple(results)),
+            ir.Let(size, ir.BlockSize(loop.axis)),
+            ir.Let(second, ir.Elementwise("add", (loop.start, size))),
+            ir.Let(some, ir.Elementwise("lt", (loop.start, loop.stop))),
+            ir.If(some, branch, tuple(results)),
         ]
         return made, {**self.turns, **dict.fromkeys(self.used, end)}
 
-    def _after(self, value: Value, names: Mapping[str, Value]) -> Value:
+    def _after(self, value: ir.Value, names: Mapping[str, ir.Value]) -> ir.Value:
         return names.get(value.name, value)
 
-    def _steady(self, env: list[dict[str, Value]], turns: tuple[Value, Value]) -> list[Stmt]:
+    def _steady(self, env: list[dict[str, ir.Value]], turns: tuple[ir.Value, ir.Value]) -> list[Stmt]:
         """A trip: stage 0 of its block, stage 1 of the block before. What stage 1 leaves is what stage 0 reads."""
         for name, item in self.carried.items():
             if self._leaves(name) == 1:
                 env[0][name] = item.next
         return self._copy(None, env, turns)
 
-    def _crossing(self) -> list[Value]:
+    def _crossing(self) -> list[ir.Value]:
         """What stage 1 reads of stage 0 of its block."""
-        found: dict[str, Value] = {}
+        found: dict[str, ir.Value] = {}
         for number in range(len(self.body)):
             if self.stages[number] == 1:
                 for value in self._reads(number):
@@ -510,12 +499,12 @@ class _Pipeline:
         return list(found.values())
 
 
-def _in_registers(stmt: Stmt) -> Sequence[Value]:
+def _in_registers(stmt: Stmt) -> Sequence[ir.Value]:
     """What a statement reads that has to be in registers: of a product, what it starts from."""
-    if isinstance(stmt, Let) and isinstance(stmt.op, Dot):
+    if isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Dot):
         return () if stmt.op.accumulator is None else (stmt.op.accumulator,)
     return operands(stmt)
 
 
 def _is_product(stmt: Stmt) -> bool:
-    return isinstance(stmt, Let) and isinstance(stmt.op, Dot)
+    return isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Dot)

@@ -8,41 +8,20 @@ from eqfuse.listed import text_of
 from eqfuse.tile.nodes import PersistentLoop, Value
 from eqfuse.tile.printer import KernelPrinter as TilePrinter
 from eqfuse.tile.printer import show_block, show_buffer, typed
-from eqfuse.tile.roles.nodes import (
-    Along,
-    AnyNonFinite,
-    AsyncCopy,
-    At,
-    Column,
-    ConsumerBarrier,
-    Index,
-    LoadShared,
-    MmaAsync,
-    MmaWait,
-    Put,
-    ReleaseSlot,
-    Role,
-    RolesKernel,
-    RolesProgram,
-    Stmt,
-    StoreShared,
-    View,
-    Wait,
-    ZeroNonFinite,
-)
+from eqfuse.tile.roles import nodes as warp
 
 
 @text_of.register
-def show(program: RolesProgram) -> str:
+def show(program: warp.RolesProgram) -> str:
     """The program as text; the same program gives the same text."""
     lines = [show_buffer(buffer) for buffer in program.buffers]
     for kernel in program.kernels:
-        printed = _Printer(kernel) if isinstance(kernel, RolesKernel) else TilePrinter(kernel)
+        printed = _Printer(kernel) if isinstance(kernel, warp.RolesKernel) else TilePrinter(kernel)
         lines += ["", *printed.lines()]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def line_of(kernel: RolesKernel, stmt: Stmt) -> str:
+def line_of(kernel: warp.RolesKernel, stmt: warp.Stmt) -> str:
     """A statement that has no body, as text."""
     return _Printer(kernel).line(stmt)
 
@@ -50,7 +29,7 @@ def line_of(kernel: RolesKernel, stmt: Stmt) -> str:
 class _Printer(TilePrinter):
     _shows_masks = False
 
-    def __init__(self, kernel: RolesKernel) -> None:
+    def __init__(self, kernel: warp.RolesKernel) -> None:
         self._divided = kernel
         self._constants: dict[str, str] = {}
 
@@ -86,56 +65,56 @@ class _Printer(TilePrinter):
 
     def line(self, stmt: object) -> str:
         match stmt:
-            case At(axis, start):
+            case warp.At(axis, start):
                 return f"at {axis} = {self._name(start)}"
-            case AsyncCopy(ring, turn, index):
+            case warp.AsyncCopy(ring, turn, index):
                 tensor = self._divided.ring(ring).tensor
                 return f"fill {ring}[{self._name(turn)}] from {tensor}[{self._index(index)}]"
-            case Wait(ring, end, turn, before):
+            case warp.Wait(ring, end, turn, before):
                 return f"wait {ring}[{self._name(turn)}] {end}{' before' if before else ''}"
-            case ReleaseSlot(ring, turn):
+            case warp.ReleaseSlot(ring, turn):
                 return f"free {ring}[{self._name(turn)}]"
-            case StoreShared(ring, turn, value):
+            case warp.StoreShared(ring, turn, value):
                 return f"give {self._name(value)} to {ring}[{self._name(turn)}]"
-            case LoadShared(value, view):
+            case warp.LoadShared(value, view):
                 return f"{typed(value)} = read {self._operand(view)}"
-            case MmaAsync(pending, left, right, axis, accumulator):
+            case warp.MmaAsync(pending, left, right, axis, accumulator):
                 sums = "" if accumulator is None else f"{self._name(accumulator)} + "
                 sides = f"{self._operand(left)}, {self._operand(right)}"
                 return f"{typed(pending)} = {sums}issue dot({sides}, over {axis})"
-            case MmaWait(value, pending, behind):
+            case warp.MmaWait(value, pending, behind):
                 later = f", {behind} later under way" if behind else ""
                 return f"{typed(value)} = await {self._name(pending)}{later}"
-            case AnyNonFinite(value, view):
+            case warp.AnyNonFinite(value, view):
                 return f"{typed(value)} = any of {self._operand(view)} is not finite"
-            case ZeroNonFinite(view):
+            case warp.ZeroNonFinite(view):
                 return f"clear {self._operand(view)} of what is not finite"
-            case ConsumerBarrier(turn):
+            case warp.ConsumerBarrier(turn):
                 return f"meet the other consumers, {self._name(turn)} times before"
-            case Column(value, tile, place):
+            case warp.Column(value, tile, place):
                 return f"{typed(value)} = column {self._name(place)} of {self._name(tile)}"
-            case Put(staging, tensor, index, value):
+            case warp.Put(staging, tensor, index, value):
                 return f"put {tensor}[{self._index(index)}] = {self._name(value)} by {staging}"
             case _:
                 raise TypeError(stmt)
 
-    def _operand(self, side: Value | View) -> str:
+    def _operand(self, side: Value | warp.View) -> str:
         if isinstance(side, Value):
             return self._name(side)
         return f"{side.ring}[{self._name(side.turn)}] as [{', '.join(side.dims)}]"
 
-    def _index(self, index: Index) -> str:
+    def _index(self, index: warp.Index) -> str:
         return ", ".join(self._place(place) for place in index)
 
-    def _place(self, place: Value | Along) -> str:
+    def _place(self, place: Value | warp.Along) -> str:
         if isinstance(place, Value):
             return self._name(place)
         offset = "" if place.offset is None else f" + {self._name(place.offset)}"
         return f"block of {place.axis}{offset}"
 
 
-def _alike(roles: Iterable[Role]) -> list[list[Role]]:
-    found: dict[tuple[str, tuple[Stmt, ...]], list[Role]] = {}
+def _alike(roles: Iterable[warp.Role]) -> list[list[warp.Role]]:
+    found: dict[tuple[str, tuple[warp.Stmt, ...]], list[warp.Role]] = {}
     for role in roles:
         found.setdefault((role.name, role.body), []).append(role)
     return list(found.values())

@@ -19,16 +19,7 @@ from eqfuse.extract.roles import block_sizes
 from eqfuse.extract.warp_schedules import MOST, POLYNOMIALS
 from eqfuse.terms.dtypes import BYTES, FLOATS
 from eqfuse.tile.nodes import Align, Cast, Elementwise, For, If, Let, LoadTile, PersistentLoop, Value
-from eqfuse.tile.roles.nodes import (
-    ConsumerBarrier,
-    LoadShared,
-    MmaAsync,
-    MmaWait,
-    Role,
-    RolesKernel,
-    Staging,
-    Stmt,
-)
+from eqfuse.tile.roles import nodes as warp
 from eqfuse.tile.walk import nested, operands
 
 OPERANDS = 26
@@ -65,7 +56,7 @@ class Needs:
     leading: int = 0
 
 
-def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Needs:
+def needs(kernel: warp.RolesKernel, extents: Mapping[str, int], device: Device) -> Needs:
     """What a kernel takes of an SM, as it is estimated: its slots in shared memory, its tiles in registers."""
     sizes = block_sizes(kernel.blocks, extents)
     parts = kernel.part_sizes(sizes)
@@ -83,7 +74,7 @@ def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Ne
         shared += RARE_BYTES
     beside = ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0)
 
-    def tiles_of(role: Role) -> float:
+    def tiles_of(role: warp.Role) -> float:
         held = max((_held(loop, bytes_of) for loop in _loops(role)), default=0)
         return held / REGISTER_BYTES / (WARPGROUP * device.lanes) + beside
 
@@ -99,12 +90,12 @@ def _eased(let: Let) -> bool:
     return isinstance(let.op, Elementwise) and let.op.fn in POLYNOMIALS and len(let.value.dims) == 2
 
 
-def held_by(kernel: RolesKernel) -> int:
+def held_by(kernel: warp.RolesKernel) -> int:
     """Registers that a consumer's thread may hold."""
     return LED_REGISTERS if kernel.led else CONSUMER_REGISTERS[kernel.consumers]
 
 
-def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> bool:
+def fits(kernel: warp.RolesKernel, extents: Mapping[str, int], device: Device) -> bool:
     """Whether an SM holds a thread block."""
     found = needs(kernel, extents, device)
     held = (
@@ -116,13 +107,13 @@ def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> boo
     return found.widest <= MOST and found.shared <= device.shared and held
 
 
-def with_slots(kernel: RolesKernel, slots: int) -> RolesKernel:
+def with_slots(kernel: warp.RolesKernel, slots: int) -> warp.RolesKernel:
     """A kernel with so many slots where it has several: what it needs, not what it does."""
     rings = (replace(ring, slots=slots) if ring.looped and ring.tensor else ring for ring in kernel.rings)
     return replace(kernel, rings=tuple(rings))
 
 
-def _cut_between_swizzles(kernel: RolesKernel, extents: Mapping[str, int]) -> bool:
+def _cut_between_swizzles(kernel: warp.RolesKernel, extents: Mapping[str, int]) -> bool:
     """Whether parts of the last dim of a tile in a slot are of whole rows of its layout, in which positions are exchanged."""
     if kernel.columns is None:
         return True
@@ -131,15 +122,15 @@ def _cut_between_swizzles(kernel: RolesKernel, extents: Mapping[str, int]) -> bo
     return all(part * BYTES[tile.dtype] % SWIZZLED_BYTES == 0 for tile in tiles)
 
 
-def _multiplied(kernel: RolesKernel, extents: Mapping[str, int]) -> int:
+def _multiplied(kernel: warp.RolesKernel, extents: Mapping[str, int]) -> int:
     """Registers that the widest instruction of a product takes: a row of sums for each two threads of a warp."""
     sizes = kernel.part_sizes(block_sizes(kernel.blocks, extents))
-    issued = (s for s in nested(kernel.roles[1].body) if isinstance(s, MmaAsync))
+    issued = (s for s in nested(kernel.roles[1].body) if isinstance(s, warp.MmaAsync))
     most = MOST // 2 if kernel.led else MOST
     return OPERANDS + max((min(sizes[s.pending.dims[1]], most) // 2 for s in issued), default=0)
 
 
-def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) -> bool:
+def _in_slot(staging: warp.Staging, kernel: warp.RolesKernel, sizes: Mapping[str, int]) -> bool:
     """Whether a tile is stored through the slot of a ring."""
     if staging.over is None:
         return False
@@ -147,7 +138,7 @@ def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) ->
     return all(sizes[a] == sizes[b] for a, b in dims)
 
 
-def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
+def _loaded(kernel: warp.RolesKernel, sizes: Mapping[str, int]) -> int:
     """Registers of what consumers load themselves beside loops: addresses, and values of columns, of which four threads share each
     row. What is loaded for numbers that are not finite takes those of operands that are not there then, what is loaded behind all
     loops those of their results."""
@@ -155,7 +146,7 @@ def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
     rare = {
         id(inner)
         for stmt in body
-        if isinstance(stmt, If) and any(isinstance(s, ConsumerBarrier) for s in stmt.body)
+        if isinstance(stmt, If) and any(isinstance(s, warp.ConsumerBarrier) for s in stmt.body)
         for inner in nested(stmt.body)
     }
     lets = [s for s in body if isinstance(s, Let) and isinstance(s.op, LoadTile) and id(s) not in rare]
@@ -163,24 +154,24 @@ def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
     return POINTER * len(lets) + max((sizes[axis] // ROW_THREADS for (axis,) in columns), default=0)
 
 
-def _until_loops_end(body: Sequence[Stmt]) -> Iterator[Stmt]:
+def _until_loops_end(body: Sequence[warp.Stmt]) -> Iterator[warp.Stmt]:
     """The statements of a body, those of items included, but for what comes behind its last loop."""
     last = max((n for n, s in enumerate(body) if any(map(_is_walked, nested((s,))))), default=-1)
     for stmt in body[: last + 1]:
         yield from _until_loops_end(stmt.body) if isinstance(stmt, PersistentLoop) else (stmt,)
 
 
-def _loops(role: Role) -> Iterator[For[Stmt]]:
+def _loops(role: warp.Role) -> Iterator[For[warp.Stmt]]:
     for stmt in nested(role.body):
         if isinstance(stmt, For) and not stmt.rare:
             yield stmt
 
 
-def _is_walked(stmt: Stmt) -> bool:
+def _is_walked(stmt: warp.Stmt) -> bool:
     return isinstance(stmt, For) and not stmt.rare
 
 
-def _held(loop: For[Stmt], bytes_of: Callable[[Value], int]) -> int:
+def _held(loop: For[warp.Stmt], bytes_of: Callable[[Value], int]) -> int:
     """Bytes of the tiles that a consumer holds in a trip, where they are most: what is carried; results of products that are not
     added to it, from when they are issued; what is computed, until it is read last, by products until they are awaited. What
     is computed takes the place of what is read for the last time. At least the widest result beside all operands, which compilers
@@ -195,31 +186,33 @@ def _held(loop: For[Stmt], bytes_of: Callable[[Value], int]) -> int:
     for place, stmt in enumerate(loop.body):
         held = {name: size for name, size in held.items() if last.get(name, -1) > place}
         match stmt:
-            case MmaAsync(pending, accumulator=accumulator):
+            case warp.MmaAsync(pending, accumulator=accumulator):
                 if accumulator is not None:
                     held.pop(accumulator.name, None)
                 held[pending.name] = bytes_of(pending)
-            case MmaWait(value, pending):
+            case warp.MmaWait(value, pending):
                 held.pop(pending.name, None)
                 held[value.name] = bytes_of(value)
             case If(_, _, results):
                 held |= {r.value.name: bytes_of(r.value) for r in results if _is_numbers(r.value)}
-            case Let(value, Elementwise() | Cast()) | LoadShared(value) if _is_numbers(value):
+            case Let(value, Elementwise() | Cast()) | warp.LoadShared(value) if _is_numbers(value):
                 if last.get(value.name, -1) > place:
                     held[value.name] = bytes_of(value)
         most = max(most, apart + sum(held.values()))
     return most
 
 
-def _operands_and_result(loop: For[Stmt], carried: Collection[str], bytes_of: Callable[[Value], int]) -> int:
+def _operands_and_result(
+    loop: For[warp.Stmt], carried: Collection[str], bytes_of: Callable[[Value], int]
+) -> int:
     """Bytes of the widest result of a product that is not added to what is carried, and of all operands that are computed."""
-    issued = [s for s in loop.body if isinstance(s, MmaAsync)]
+    issued = [s for s in loop.body if isinstance(s, warp.MmaAsync)]
     operands = {s.left.name: bytes_of(s.left) for s in issued if isinstance(s.left, Value)}
     results = [bytes_of(s.pending) for s in issued if s.accumulator is None]
     return max(results, default=0) + sum(size for name, size in operands.items() if name not in carried)
 
 
-def _last_reads(loop: For[Stmt], ends: Collection[str]) -> Mapping[str, int]:
+def _last_reads(loop: For[warp.Stmt], ends: Collection[str]) -> Mapping[str, int]:
     """Where each value is read last: by a product until it is awaited, and what one other value alone is computed of where that is
     computed, element by element. What a loop carries is read after all."""
     places: dict[str, list[int]] = {}
@@ -228,10 +221,12 @@ def _last_reads(loop: For[Stmt], ends: Collection[str]) -> Mapping[str, int]:
             for value in operands(each):
                 places.setdefault(value.name, []).append(place)
     left = {
-        s.pending.name: s.left for s in loop.body if isinstance(s, MmaAsync) and isinstance(s.left, Value)
+        s.pending.name: s.left
+        for s in loop.body
+        if isinstance(s, warp.MmaAsync) and isinstance(s.left, Value)
     }
     for place, stmt in enumerate(loop.body):
-        if isinstance(stmt, MmaWait) and stmt.pending.name in left:
+        if isinstance(stmt, warp.MmaWait) and stmt.pending.name in left:
             places[left[stmt.pending.name].name].append(place)
     found = {name: max(reads) for name, reads in places.items()}
     for stmt in reversed(loop.body):
@@ -246,7 +241,7 @@ def _last_reads(loop: For[Stmt], ends: Collection[str]) -> Mapping[str, int]:
     return found | dict.fromkeys(ends, len(loop.body))
 
 
-def _is_computed(stmt: Stmt) -> bool:
+def _is_computed(stmt: warp.Stmt) -> bool:
     return (
         isinstance(stmt, Let)
         and isinstance(stmt.op, Elementwise | Cast | Align)

@@ -20,33 +20,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eqfuse.extract.unsuited import Unsuited
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.names import Fresh
-from eqfuse.tile.nodes import (
-    Align,
-    Bound,
-    Carried,
-    Dot,
-    For,
-    If,
-    Lanes,
-    Let,
-    LoadTile,
-    NonFiniteCorrection,
-    Op,
-    PersistentLoop,
-    Positions,
-    ReduceTile,
-    Result,
-    Store,
-    Value,
-)
 from eqfuse.tile.roles.nodes import Columns, Put, Ring, Stmt, StoreShared
 from eqfuse.tile.walk import defined_by, mapped, nested, operands, pruned
 
 
 def shared_axis(body: Iterable[Stmt], rows: str) -> str:
     """The axis of the columns of all tiles that loops carry. Raises Unsuited."""
-    carried = (c.value for stmt in nested(body) if isinstance(stmt, For) for c in stmt.carried)
+    carried = (c.value for stmt in nested(body) if isinstance(stmt, ir.For) for c in stmt.carried)
     axes = {value.dims[1] for value in carried if len(value.dims) == 2 and value.dims[0] == rows}
     if len(axes) != 1:
         raise Unsuited(f"loops carry tiles of {len(axes)} kinds of columns")
@@ -67,9 +49,9 @@ def of_part(body: Sequence[Stmt], columns: Columns, part: int) -> tuple[Stmt, ..
 def _stored_once(body: Iterable[Stmt], columns: Columns) -> Iterator[Stmt]:
     for stmt in body:
         match stmt:
-            case Store(value=value) | Put(value=value) if columns.part not in value.dims:
+            case ir.Store(value=value) | Put(value=value) if columns.part not in value.dims:
                 pass
-            case For(body=inner) | PersistentLoop(body=inner) | If(body=inner):
+            case ir.For(body=inner) | ir.PersistentLoop(body=inner) | ir.If(body=inner):
                 yield replace(stmt, body=tuple(_stored_once(inner, columns)))
             case _:
                 yield stmt
@@ -83,64 +65,64 @@ class _Sharing:
     def body(self, body: Iterable[Stmt]) -> Iterator[Stmt]:
         for stmt in body:
             match stmt:
-                case Let(value, LoadTile()) if value.name in self.copies:
+                case ir.Let(value, ir.LoadTile()) if value.name in self.copies:
                     self.whole.add(value.name)
                     yield stmt
-                case Let(value, Align(of)) if of.name in self.whole:
+                case ir.Let(value, ir.Align(of)) if of.name in self.whole:
                     self.whole.add(value.name)
                     yield stmt
-                case Let(value, op):
+                case ir.Let(value, op):
                     yield from self._let(value, op)
-                case For(axis, start, stop, carried, inner):
+                case ir.For(axis, start, stop, carried, inner):
                     if axis == self.columns.axis:
                         raise Unsuited(f"a loop over {axis}, whose positions consumers share")
-                    items = tuple(Carried(*map(self._of, (c.value, c.init, c.next))) for c in carried)
-                    yield For(axis, start, stop, items, tuple(self.body(inner)))
-                case If(condition, inner, results):
-                    found = tuple(Result(*map(self._of, (r.value, r.then, r.otherwise))) for r in results)
-                    yield If(condition, tuple(self.body(inner)), found)
-                case Store(tensor, index, value, mask):
+                    items = tuple(ir.Carried(*map(self._of, (c.value, c.init, c.next))) for c in carried)
+                    yield ir.For(axis, start, stop, items, tuple(self.body(inner)))
+                case ir.If(condition, inner, results):
+                    found = tuple(ir.Result(*map(self._of, (r.value, r.then, r.otherwise))) for r in results)
+                    yield ir.If(condition, tuple(self.body(inner)), found)
+                case ir.Store(tensor, index, value, mask):
                     self._read(operands(stmt))
                     masked = None if mask is None else self._of(mask)
-                    yield Store(tensor, tuple(map(self._of, index)), self._of(value), masked)
+                    yield ir.Store(tensor, tuple(map(self._of, index)), self._of(value), masked)
                 case _:
                     raise Unsuited(f"{type(stmt).__name__} where consumers share columns")
 
-    def _of(self, value: Value) -> Value:
+    def _of(self, value: ir.Value) -> ir.Value:
         """A value as a consumer has it."""
         if value.name in self.whole:
             return value
         return self._part(value)
 
-    def _part(self, value: Value) -> Value:
+    def _part(self, value: ir.Value) -> ir.Value:
         own = (self.columns.part if axis == self.columns.axis else axis for axis in value.dims)
         return replace(value, dims=tuple(own))
 
-    def _read(self, values: Iterable[Value]) -> None:
+    def _read(self, values: Iterable[ir.Value]) -> None:
         for value in values:
             if value.name in self.whole and self.columns.axis in value.dims:
                 raise Unsuited(f"{value.name}, whose columns consumers share, is computed with")
 
-    def _let(self, value: Value, op: Op) -> Iterator[Stmt]:
+    def _let(self, value: ir.Value, op: ir.Op) -> Iterator[Stmt]:
         axis, part = self.columns.axis, self.columns.part
         match op:
-            case Dot() if op.axis == axis:
+            case ir.Dot() if op.axis == axis:
                 if not {op.left.name, op.right.name} <= self.whole:
                     raise Unsuited(f"a product over {axis}, whose positions consumers share")
-            case Dot() if op.right.name in self.whole and axis in op.right.dims:
+            case ir.Dot() if op.right.name in self.whole and axis in op.right.dims:
                 own = self.fresh.like(self._part(op.right), "part")
-                yield Let(own, Align(op.right))
+                yield ir.Let(own, ir.Align(op.right))
                 op = replace(op, right=own)
-            case Positions(along) | Lanes(along) | Bound(along) if along == axis:
+            case ir.Positions(along) | ir.Lanes(along) | ir.Bound(along) if along == axis:
                 if value.dims:
                     op = replace(op, axis=part)
-            case ReduceTile(_, _, along) if along == axis:
+            case ir.ReduceTile(_, _, along) if along == axis:
                 raise Unsuited(f"a reduction over {axis}, whose positions consumers share")
-            case NonFiniteCorrection():
+            case ir.NonFiniteCorrection():
                 raise Unsuited("consumers that share columns, where what is stored may not be finite")
             case _:
                 self._read(operands(op))
-        yield Let(self._of(value), mapped(op, self._of))
+        yield ir.Let(self._of(value), mapped(op, self._of))
 
 
 @dataclass(frozen=True)
@@ -152,7 +134,7 @@ class Led:
     given: Mapping[str, Ring]
 
 
-def led(body: Sequence[Stmt], columns: Columns, copies: Collection[str], slots: int, turn: Value) -> Led:
+def led(body: Sequence[Stmt], columns: Columns, copies: Collection[str], slots: int, turn: ir.Value) -> Led:
     """A body that consumers share by columns, as one that computes what has none of them and one that is left to the others.
     What the leader gives has so many `slots`, and is given at a `turn` that the pipeline replaces. Raises Unsuited."""
     return _Leading(body, columns, copies, slots, turn).run()
@@ -160,7 +142,7 @@ def led(body: Sequence[Stmt], columns: Columns, copies: Collection[str], slots: 
 
 class _Leading:
     def __init__(
-        self, body: Sequence[Stmt], columns: Columns, copies: Collection[str], slots: int, turn: Value
+        self, body: Sequence[Stmt], columns: Columns, copies: Collection[str], slots: int, turn: ir.Value
     ) -> None:
         self.body, self.columns, self.copies, self.slots, self.turn = body, columns, copies, slots, turn
         self.whole: set[str] = set()  # tiles in slots
@@ -177,21 +159,21 @@ class _Leading:
         others = tuple(self._others(self.body))
         return Led(leader, others, self.given)
 
-    def _is_own(self, value: Value) -> bool:
+    def _is_own(self, value: ir.Value) -> bool:
         return self.columns.part in value.dims
 
     def _look(self, body: Iterable[Stmt], *, in_loop: bool) -> None:
         """Finds what is computed once, and which of it the others read."""
         for stmt in body:
             match stmt:
-                case Let(value, LoadTile()) if value.name in self.copies:
+                case ir.Let(value, ir.LoadTile()) if value.name in self.copies:
                     self.whole.add(value.name)
                     continue
-                case Let(value, Align(of)) if of.name in self.whole:
+                case ir.Let(value, ir.Align(of)) if of.name in self.whole:
                     self.whole.add(value.name)
                     continue
-                case For(carried=carried, body=inner):
-                    if any(isinstance(each, For) for each in inner):
+                case ir.For(carried=carried, body=inner):
+                    if any(isinstance(each, ir.For) for each in inner):
                         raise Unsuited("a leader of loops inside of loops")
                     self.found |= {item.value.name for item in carried}
                     self._look(inner, in_loop=True)
@@ -199,14 +181,14 @@ class _Leading:
                         if self._is_own(item.value) != self._is_own(item.next):
                             raise Unsuited(f"{item.value.name} is carried without its columns")
                     continue
-                case If(body=inner, results=results):
+                case ir.If(body=inner, results=results):
                     if any(self._is_own(v) for each in nested(inner) for v in defined_by(each)):
                         raise Unsuited("a branch that has columns which consumers share")
                     self._look(inner, in_loop=in_loop)
                     self.found |= {result.value.name for result in results}
                     continue
             read = operands(stmt)
-            once = isinstance(stmt, Let) and isinstance(stmt.op, Dot)
+            once = isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Dot)
             if once or any(v.name in self.found | self.whole for v in read):
                 self.found |= {value.name for value in defined_by(stmt)}
             if self._has_columns(stmt):
@@ -215,11 +197,11 @@ class _Leading:
                         self._gives(value, in_loop)
 
     def _has_columns(self, stmt: Stmt) -> bool:
-        if isinstance(stmt, Store):
+        if isinstance(stmt, ir.Store):
             return self._is_own(stmt.value)
         return any(map(self._is_own, defined_by(stmt)))
 
-    def _gives(self, value: Value, in_loop: bool) -> None:
+    def _gives(self, value: ir.Value, in_loop: bool) -> None:
         if not value.dims:
             raise Unsuited(f"{value.name} is computed by a leader, and is no tile")
         self.given[value.name] = Ring(
@@ -229,9 +211,9 @@ class _Leading:
     def _leader(self, body: Iterable[Stmt]) -> Iterator[Stmt]:
         for stmt in body:
             match stmt:
-                case For(axis, start, stop, carried, inner):
+                case ir.For(axis, start, stop, carried, inner):
                     items = tuple(item for item in carried if not self._is_own(item.value))
-                    yield For(axis, start, stop, items, tuple(self._leader(inner)))
+                    yield ir.For(axis, start, stop, items, tuple(self._leader(inner)))
                 case _ if not self._has_columns(stmt):
                     yield stmt
             for value in defined_by(stmt):
@@ -243,15 +225,15 @@ class _Leading:
         for stmt in body:
             for value in defined_by(stmt):
                 if value.name in self.given:
-                    yield Let(value, LoadTile(self.given[value.name].name, (), None, 0.0))
+                    yield ir.Let(value, ir.LoadTile(self.given[value.name].name, (), None, 0.0))
             match stmt:
-                case For(axis, start, stop, carried, inner):
+                case ir.For(axis, start, stop, carried, inner):
                     items = tuple(item for item in carried if self._is_own(item.value))
                     if items:
-                        yield For(axis, start, stop, items, tuple(self._others(inner)))
-                case If():
+                        yield ir.For(axis, start, stop, items, tuple(self._others(inner)))
+                case ir.If():
                     pass
-                case Store() if not self._is_own(stmt.value):
+                case ir.Store() if not self._is_own(stmt.value):
                     pass
                 case _ if self._has_columns(stmt) or not any(v.name in self.found for v in defined_by(stmt)):
                     yield stmt

@@ -9,38 +9,10 @@ from eqfuse.loops.blocks import Block
 from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.folds import MAX_RANKS, Fold, fold_of
 from eqfuse.terms.functions import ROUNDINGS
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.check import TileError
 from eqfuse.tile.def_use import Uses
 from eqfuse.tile.dtypes import INTEGERS, NARROW
-from eqfuse.tile.nodes import (
-    Align,
-    Argument,
-    BlockSize,
-    Bound,
-    Cast,
-    Constant,
-    Division,
-    Dot,
-    Elementwise,
-    Extent,
-    Fill,
-    FinitePart,
-    FoldTile,
-    Irrational,
-    Kernel,
-    Lanes,
-    LaunchValue,
-    LoadTile,
-    MergeTile,
-    NonFiniteCorrection,
-    Op,
-    Positions,
-    RankTile,
-    ReduceTile,
-    Search,
-    Start,
-    Value,
-)
 from eqfuse.tile.triton.folds import (
     SWAP,
     SWAP_SOURCE,
@@ -89,7 +61,7 @@ class Expressions:
     sizes of blocks that dots need."""
 
     def __init__(
-        self, kernel: Kernel, uses: Uses, parameters: Parameters, tables: Tables, names: Names
+        self, kernel: ir.Kernel, uses: Uses, parameters: Parameters, tables: Tables, names: Names
     ) -> None:
         self.pieces: dict[str, Piece] = {}
         self.helpers: set[str] = set()
@@ -106,11 +78,11 @@ class Expressions:
         self._parameters = parameters
         self._tables = tables
 
-    def code(self, value: Value) -> str:
+    def code(self, value: ir.Value) -> str:
         """The expression of a scalar."""
         return self.read(value).text.code
 
-    def read(self, value: Value) -> Piece:
+    def read(self, value: ir.Value) -> Piece:
         """How a value reads."""
         return self.pieces[value.name]
 
@@ -119,54 +91,54 @@ class Expressions:
         self.helpers.add(helper)
         return helper_name(helper)
 
-    def op(self, value: Value, op: Op) -> Piece:
+    def op(self, value: ir.Value, op: ir.Op) -> Piece:
         """The op that defines a value, in terms of how its operands read."""
         names = self._parameters
         match op:
-            case Constant(plain) | Fill(plain):
+            case ir.Constant(plain) | ir.Fill(plain):
                 return Piece(number(plain))
-            case Irrational(name):
+            case ir.Irrational(name):
                 return Piece(Text(IRRATIONAL[name]))
-            case Argument(name):
+            case ir.Argument(name):
                 return Piece(Text(names.scalars[name][0]))
-            case Extent(axis):
+            case ir.Extent(axis):
                 return Piece(Text(names.extents[self._tables.root[axis]]))
-            case BlockSize(axis):
+            case ir.BlockSize(axis):
                 return Piece(Text(names.blocks.get(axis, "1")))
-            case LaunchValue(name, _):
+            case ir.LaunchValue(name, _):
                 return Piece(Text(names.scalars[name][0]))
-            case Start(axis):
+            case ir.Start(axis):
                 whole = self._blocks[axis].kind == "whole"
                 return Piece(Text("0" if whole else self.starts[axis]))
-            case Positions(axis):
+            case ir.Positions(axis):
                 return Piece(Text(self.positions[axis]), value.dims)
-            case Lanes(axis):
+            case ir.Lanes(axis):
                 return Piece(call("tl.arange", "0", names.blocks[axis]), value.dims)
-            case Bound(axis, stop):
+            case ir.Bound(axis, stop):
                 return self._bound(axis, stop, value)
-            case Align(source):
+            case ir.Align(source):
                 return self.aligned(self.read(source), value.dims)
-            case Cast(source):
+            case ir.Cast(source):
                 piece = self.read(source)
                 return Piece(self._converted(piece, source.dtype, value.dtype), piece.dims, piece.thin)
-            case Elementwise(fn, args, division):
+            case ir.Elementwise(fn, args, division):
                 return self._elementwise(fn, args, division, value)
-            case LoadTile():
+            case ir.LoadTile():
                 return self._load(op, value)
-            case Search():
+            case ir.Search():
                 return self._search(op)
-            case ReduceTile(fn, source, axis):
+            case ir.ReduceTile(fn, source, axis):
                 return self._reduce(fn, source, axis, value)
-            case FoldTile(_, _, axis):
+            case ir.FoldTile(_, _, axis):
                 return self._fold(op, axis, value)
-            case RankTile() | MergeTile():
+            case ir.RankTile() | ir.MergeTile():
                 return Piece(Text(f"{self.folds[self.fold_key(op)]}[{_variable(op)}]"), value.dims)
-            case FinitePart(source):
+            case ir.FinitePart(source):
                 self.use("is_finite")
                 return Piece(call(self.use("finite_part"), self.full(self.read(source), source)), value.dims)
-            case Dot():
+            case ir.Dot():
                 return self._dot(op, value)
-            case NonFiniteCorrection():
+            case ir.NonFiniteCorrection():
                 return self._rest_of_product(op, value)
 
     def _converted(self, piece: Piece, dtype: str, wanted: str) -> Text:
@@ -179,12 +151,12 @@ class Expressions:
             text = convert(text, "f32", scalar=scalar, use=self.use)
         return convert(text, wanted, scalar=scalar, use=self.use)
 
-    def _bound(self, axis: str, stop: Value, value: Value) -> Piece:
+    def _bound(self, axis: str, stop: ir.Value, value: ir.Value) -> Piece:
         if not is_tile(self._blocks[axis]):
             return Piece(Text("True"))
         end = self.read(stop).text
         even = self._parameters.even.get(axis)
-        if even is not None and isinstance(self._uses.ops.get(stop.name), Extent):
+        if even is not None and isinstance(self._uses.ops.get(stop.name), ir.Extent):
             end = Text(f"({self._parameters.blocks[axis]} if {even} else {end.code})")
         return Piece(infix("lt", Text(self.positions[axis]), end), value.dims)
 
@@ -203,7 +175,7 @@ class Expressions:
             text = Text(f"{text.at(ATOM)}[{subscript}]")
         return Piece(text, dims, piece.thin | missing)
 
-    def full(self, piece: Piece, value: Value) -> Text:
+    def full(self, piece: Piece, value: ir.Value) -> Text:
         """A piece as a tile of all of the value's dims (or, without dims, as a scalar of its dtype)."""
         dtype = TRITON_DTYPES[value.dtype]
         piece = self.aligned(piece, value.dims)
@@ -218,7 +190,9 @@ class Expressions:
             piece = Piece(call("tl.cast", piece.text, dtype), piece.dims, piece.thin)
         return call("tl.broadcast_to", piece.text, self._shape(value.dims)) if piece.thin else piece.text
 
-    def _elementwise(self, fn: str, args: tuple[Value, ...], division: Division, value: Value) -> Piece:
+    def _elementwise(
+        self, fn: str, args: tuple[ir.Value, ...], division: ir.Division, value: ir.Value
+    ) -> Piece:
         pieces = [self.read(arg) for arg in args]
         tiles = [piece for piece in pieces if piece.dims]
         dims = value.dims if tiles else ()
@@ -240,46 +214,46 @@ class Expressions:
         )
         return Piece(text, dims, thin)
 
-    def _is_wide(self, value: Value) -> bool:
+    def _is_wide(self, value: ir.Value) -> bool:
         """Whether an integer has at least the bits of INDEX, as positions and what is made of them do."""
         match self._uses.ops.get(value.name):
-            case Constant() | Positions():
+            case ir.Constant() | ir.Positions():
                 return True
-            case Start(axis):
+            case ir.Start(axis):
                 return self._blocks[axis].kind in ("grid", "unit")
-            case Align(source):
+            case ir.Align(source):
                 return self._is_wide(source)
-            case Elementwise("where", (_, left, right)):
+            case ir.Elementwise("where", (_, left, right)):
                 return self._is_computed_wide(left) or self._is_computed_wide(right)
-            case Elementwise(_, args):
+            case ir.Elementwise(_, args):
                 return any(map(self._is_computed_wide, args))
             case _:
                 return value.dtype == "i64"
 
-    def _is_computed_wide(self, value: Value) -> bool:
-        return self._is_wide(value) and not isinstance(self._uses.ops.get(value.name), Constant)
+    def _is_computed_wide(self, value: ir.Value) -> bool:
+        return self._is_wide(value) and not isinstance(self._uses.ops.get(value.name), ir.Constant)
 
     # Memory -------------------------------------------------------------------------------------
 
-    def union(self, values: Iterable[Value]) -> tuple[str, ...]:
+    def union(self, values: Iterable[ir.Value]) -> tuple[str, ...]:
         """Every dim that one of the values has, in the order of the kernel's blocks."""
         read = {axis for value in values for axis in value.dims}
         return tuple(axis for axis in self._blocks if axis in read)
 
-    def mask(self, mask: Value, dims: tuple[str, ...]) -> Piece:
+    def mask(self, mask: ir.Value, dims: tuple[str, ...]) -> Piece:
         """A mask with its dims in the order of `dims`; one that has another order is spelt out anew."""
         piece = self.pieces[mask.name]
         if tuple(axis for axis in dims if axis in piece.dims) != piece.dims:
             match self._uses.ops.get(mask.name):
-                case Align(source):
+                case ir.Align(source):
                     return self.mask(source, dims)
-                case Elementwise("and", (left, right)):
+                case ir.Elementwise("and", (left, right)):
                     sides = self.mask(left, dims), self.mask(right, dims)
                     return Piece(infix("and", *(p.text for p in sides)), dims, sides[0].thin & sides[1].thin)
         return self.aligned(piece, dims)
 
     def pointer(
-        self, tensor: str, index: tuple[Value, ...], dims: tuple[str, ...]
+        self, tensor: str, index: tuple[ir.Value, ...], dims: tuple[str, ...]
     ) -> tuple[Text, frozenset[str]]:
         """The address of every element, and the dims that no index depends on."""
         strides = self._parameters.strides[tensor]
@@ -287,7 +261,7 @@ class Expressions:
         return pointer, frozenset(dims) - covered
 
     def _shifted(
-        self, pointer: Text, index: Sequence[Value], strides: Sequence[str], dims: tuple[str, ...]
+        self, pointer: Text, index: Sequence[ir.Value], strides: Sequence[str], dims: tuple[str, ...]
     ) -> tuple[Text, set[str]]:
         """A pointer moved by positions, and the dims that they depend on."""
         covered: set[str] = set()
@@ -301,14 +275,14 @@ class Expressions:
                 pointer = infix("add", pointer, infix("mul", piece.text, Text(stride)))
         return pointer, covered
 
-    def _search(self, op: Search) -> Piece:
+    def _search(self, op: ir.Search) -> Piece:
         strides = list(self._parameters.strides[op.tensor])
         stride = strides.pop(op.place)
         first, _ = self._shifted(Text(self._parameters.pointers[op.tensor]), op.index, strides, ())
         stop, target = self.read(op.stop).text, self.read(op.target).text
         return Piece(call(self.use("search"), first, stride, stop, target, str(op.right)))
 
-    def _load(self, op: LoadTile, value: Value) -> Piece:
+    def _load(self, op: ir.LoadTile, value: ir.Value) -> Piece:
         dims = self._uses.load_order(value)
         pointer, thin = self.pointer(op.tensor, op.index, dims)
         dtype = self._tables.tensors[op.tensor].dtype
@@ -325,11 +299,11 @@ class Expressions:
 
     # Folds --------------------------------------------------------------------------------------
 
-    def _reduce(self, fn: str, source: Value, axis: str, value: Value) -> Piece:
+    def _reduce(self, fn: str, source: ir.Value, axis: str, value: ir.Value) -> Piece:
         piece = self.read(source)
         if not piece.dims or axis in piece.thin:
             piece = Piece(self.full(piece, source), source.dims)
-        is_loaded = isinstance(self._uses.ops.get(source.name), LoadTile) and source.dtype == value.dtype
+        is_loaded = isinstance(self._uses.ops.get(source.name), ir.LoadTile) and source.dtype == value.dtype
         if is_loaded and piece.dims[:-1] and piece.dims[-1] == axis:
             # Where a loop adds up what it loads, a pass of Triton's puts positions of other dims in each other's place unless
             # memory is contiguous along the last one (its pull request 11186); of other dims than the last it keeps away.
@@ -338,16 +312,16 @@ class Expressions:
         dims = tuple(name for name in piece.dims if name != axis)
         return Piece(fold(fn, text, piece.dims.index(axis), value.dtype, self.use), dims, piece.thin - {axis})
 
-    def fold_key(self, op: FoldTile | RankTile | MergeTile) -> tuple[str, ...]:
+    def fold_key(self, op: ir.FoldTile | ir.RankTile | ir.MergeTile) -> tuple[str, ...]:
         """What tells the fold of all state variables together from others."""
-        axes = (op.axis,) if isinstance(op, FoldTile) else (_along(op), op.ranks)
+        axes = (op.axis,) if isinstance(op, ir.FoldTile) else (_along(op), op.ranks)
         return (op.op.partition(".")[0], *(value.name for value in operands(op)), *axes)
 
-    def folded(self, op: FoldTile | RankTile | MergeTile) -> Text:
+    def folded(self, op: ir.FoldTile | ir.RankTile | ir.MergeTile) -> Text:
         """All state variables together, a tuple."""
-        return self._reduced(op) if isinstance(op, FoldTile) else self._listed(op)
+        return self._reduced(op) if isinstance(op, ir.FoldTile) else self._listed(op)
 
-    def _listed(self, op: RankTile | MergeTile) -> Text:
+    def _listed(self, op: ir.RankTile | ir.MergeTile) -> Text:
         """The list of what comes first, of the elements of a tile or of two lists."""
         found = fold_of(op.op)
         assert found is not None  # checked
@@ -358,7 +332,7 @@ class Expressions:
         tiles = [self.full(self.read(value), value).code for value in values]
         names, dims = self._parameters, values[0].dims
         shape = len(dims), dims.index(_along(op))
-        if isinstance(op, RankTile):
+        if isinstance(op, ir.RankTile):
             name = ranks_name(fold, dtypes, *shape)
             self.combines.setdefault(name, ranks_source(fold, dtypes, *shape))
             return call(name, *tiles, names.extents[self._tables.root[op.ranks]], names.blocks[op.ranks])
@@ -375,7 +349,7 @@ class Expressions:
             self.combines[name] = combine_source(fold, dtypes, self.use)
         return name
 
-    def _reduced(self, op: FoldTile) -> Text:
+    def _reduced(self, op: ir.FoldTile) -> Text:
         """A reduction; where the order of positions matters, a scan."""
         found = fold_of(op.op)
         assert found is not None  # checked
@@ -388,7 +362,7 @@ class Expressions:
         function = "tl.reduce" if fold.commutative else "tl.associative_scan"
         return call(function, f"({tiles.rstrip()})", str(op.values[0].dims.index(op.axis)), combine)
 
-    def _fold(self, op: FoldTile, axis: str, value: Value) -> Piece:
+    def _fold(self, op: ir.FoldTile, axis: str, value: ir.Value) -> Piece:
         """One state variable of what is folded together: of a scan, the last position's."""
         found = fold_of(op.op)
         assert found is not None  # checked
@@ -402,7 +376,7 @@ class Expressions:
             text = call("tl.sum", call("tl.where", last, text, zero), str(dims.index(axis)))
         return Piece(text, value.dims)
 
-    def _dot(self, op: Dot, value: Value) -> Piece:
+    def _dot(self, op: ir.Dot, value: ir.Value) -> Piece:
         if op.left_mask or op.right_mask:
             raise TileError(
                 f"{value.name} is a masked product, which no matrix unit has: run the passes first"
@@ -420,7 +394,7 @@ class Expressions:
             arguments.append("out_dtype=tl.float64")
         return Piece(call("tl.dot", *arguments), value.dims)
 
-    def _rest_of_product(self, op: NonFiniteCorrection, value: Value) -> Piece:
+    def _rest_of_product(self, op: ir.NonFiniteCorrection, value: ir.Value) -> Piece:
         self.use("is_finite")
         sides = [self.full(self.read(side), side).code for side in (op.left, op.right)]
         masks = [
@@ -435,12 +409,12 @@ class Expressions:
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
-def _along(op: RankTile | MergeTile) -> str:
+def _along(op: ir.RankTile | ir.MergeTile) -> str:
     """The axis whose positions a list is made of."""
-    return op.axis if isinstance(op, RankTile) else op.ranks
+    return op.axis if isinstance(op, ir.RankTile) else op.ranks
 
 
-def _variable(op: RankTile | MergeTile) -> int:
+def _variable(op: ir.RankTile | ir.MergeTile) -> int:
     """The state variable that an op is of, by its place."""
     found = fold_of(op.op)
     assert found is not None  # checked

@@ -7,35 +7,8 @@ from dataclasses import dataclass
 
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.nodes import Expr
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.def_use import Path, Uses
-from eqfuse.tile.nodes import (
-    Align,
-    Argument,
-    BlockSize,
-    Bound,
-    Carried,
-    Cast,
-    Constant,
-    Extent,
-    Fill,
-    FoldTile,
-    For,
-    Irrational,
-    Kernel,
-    Lanes,
-    LaunchValue,
-    Let,
-    LoadTile,
-    MergeTile,
-    Op,
-    Positions,
-    RankTile,
-    Search,
-    Start,
-    Stmt,
-    Store,
-    Value,
-)
 from eqfuse.tile.triton.expressions import Expressions, Piece
 from eqfuse.tile.triton.functions import Text
 from eqfuse.tile.triton.parameters import (
@@ -65,7 +38,7 @@ class KernelText:
     """
 
     name: str
-    kernel: Kernel
+    kernel: ir.Kernel
     parameters: Parameters
     lines: tuple[str, ...]
     helpers: frozenset[str]
@@ -75,13 +48,13 @@ class KernelText:
     at_launch: Mapping[str, Expr]
 
 
-def write_kernel(kernel: Kernel, name: str, tables: Tables, flags: tuple[str, ...] = ()) -> KernelText:
+def write_kernel(kernel: ir.Kernel, name: str, tables: Tables, flags: tuple[str, ...] = ()) -> KernelText:
     """The text of one kernel, called `name`; `flags` are those of its parameters."""
     return _Writer(kernel, name, tables, flags).run()
 
 
 class _Writer:
-    def __init__(self, kernel: Kernel, name: str, tables: Tables, flags: tuple[str, ...]) -> None:
+    def __init__(self, kernel: ir.Kernel, name: str, tables: Tables, flags: tuple[str, ...]) -> None:
         self._kernel = kernel
         self._name = name
         self._tables = tables
@@ -114,7 +87,7 @@ class _Writer:
             self._text.combines,
             self._text.least,
             largest_blocks(self._kernel, self._parameters),
-            {op.name: op.expr for op in self._uses.ops.values() if isinstance(op, LaunchValue)},
+            {op.name: op.expr for op in self._uses.ops.values() if isinstance(op, ir.LaunchValue)},
         )
 
     def _decorator(self) -> list[str]:
@@ -190,12 +163,14 @@ class _Writer:
     def _share(self, axis: str) -> str:
         return f"a block of {axis}" if self._is_tile(axis) else f"one {axis}"
 
-    def _needed(self, body: Sequence[Stmt], here: Callable[[str], bool]) -> list[str]:
+    def _needed(self, body: Sequence[ir.Stmt], here: Callable[[str], bool]) -> list[str]:
         """Axes whose positions a body reads, in the order of the kernel's blocks."""
         read = {
             stmt.op.axis
             for stmt in nested(body)
-            if isinstance(stmt, Let) and isinstance(stmt.op, (Positions, Bound)) and here(stmt.op.axis)
+            if isinstance(stmt, ir.Let)
+            and isinstance(stmt.op, (ir.Positions, ir.Bound))
+            and here(stmt.op.axis)
         }
         return [axis for axis in self._blocks if axis in read]
 
@@ -204,19 +179,19 @@ class _Writer:
         start = "" if self._blocks[axis].kind == "whole" else f"{self._text.starts[axis]} + "
         self._write(f"{self._text.positions[axis]} = {start}{lanes}")
 
-    def _body(self, body: Sequence[Stmt], path: Path) -> None:
+    def _body(self, body: Sequence[ir.Stmt], path: Path) -> None:
         for place, stmt in enumerate(body):
             match stmt:
-                case Let(value, op):
+                case ir.Let(value, op):
                     self._let(value, op)
-                case Store():
+                case ir.Store():
                     self._store(stmt)
-                case For():
+                case ir.For():
                     self._for(stmt, (*path, place))
 
-    def _let(self, value: Value, op: Op) -> None:
+    def _let(self, value: ir.Value, op: ir.Op) -> None:
         if (
-            isinstance(op, FoldTile | RankTile | MergeTile)
+            isinstance(op, ir.FoldTile | ir.RankTile | ir.MergeTile)
             and (key := self._text.fold_key(op)) not in self._text.folds
         ):
             text = self._text.folded(op)
@@ -233,28 +208,36 @@ class _Writer:
             self._assign(name, piece.text)
             self._text.pieces[value.name] = Piece(Text(name), piece.dims, piece.thin)
 
-    def _keeps_text(self, value: Value, op: Op, piece: Piece) -> bool:
+    def _keeps_text(self, value: ir.Value, op: ir.Op, piece: Piece) -> bool:
         """Whether the expression itself stands for the value, without a variable."""
         code = piece.text.code
         match op:
-            case Constant() | Irrational() | Argument() | Extent() | BlockSize() | LaunchValue() | Fill():
+            case (
+                ir.Constant()
+                | ir.Irrational()
+                | ir.Argument()
+                | ir.Extent()
+                | ir.BlockSize()
+                | ir.LaunchValue()
+                | ir.Fill()
+            ):
                 return True
-            case Start() | Positions() | Lanes():
+            case ir.Start() | ir.Positions() | ir.Lanes():
                 return True
-            case Align():
+            case ir.Align():
                 return "tl." not in code or len(self._uses.readers(value)) == 1
-            case Bound():
+            case ir.Bound():
                 return code == "True" or len(self._uses.readers(value)) == 1
-            case Search():
+            case ir.Search():
                 return False
-            case LoadTile():
+            case ir.LoadTile():
                 return self._uses.is_inlined(value)
-            case Cast(source) if isinstance(self._uses.ops.get(source.name), LoadTile):
+            case ir.Cast(source) if isinstance(self._uses.ops.get(source.name), ir.LoadTile):
                 return self._uses.is_inlined(value) and "tl.load" not in code
             case _:
                 return self._uses.is_inlined(value) and len(code) <= _INLINE_COLUMNS
 
-    def _for(self, loop: For[Stmt], path: Path) -> None:
+    def _for(self, loop: ir.For[ir.Stmt], path: Path) -> None:
         for item in loop.carried:
             self._begin_carried(loop, path, item)
         axis = loop.axis
@@ -281,7 +264,7 @@ class _Writer:
             self._write("pass")
         self._indent -= 1
 
-    def _begin_carried(self, loop: For[Stmt], path: Path, item: Carried) -> None:
+    def _begin_carried(self, loop: ir.For[ir.Stmt], path: Path, item: ir.Carried) -> None:
         value = item.value
         if self._uses.continues(path, item):
             name = self._text.pieces[item.init.name].text.code
@@ -292,7 +275,7 @@ class _Writer:
         if self._uses.updates_in_place(loop, path, item):
             self._variables[item.next.name] = name
 
-    def _end_carried(self, loop: For[Stmt]) -> None:
+    def _end_carried(self, loop: ir.For[ir.Stmt]) -> None:
         carried = {item.value.name for item in loop.carried}
         moves = [item for item in loop.carried if item.next.name not in self._variables]
         for item in moves:
@@ -305,7 +288,7 @@ class _Writer:
             name = self._text.pieces[item.value.name].text.code
             self._assign(name, self._text.full(self._text.read(item.next), item.value))
 
-    def _store(self, stmt: Store) -> None:
+    def _store(self, stmt: ir.Store) -> None:
         dims = stmt.value.dims or self._text.union(stmt.index)
         piece = self._text.aligned(self._text.read(stmt.value), dims)
         pointer, _ = self._text.pointer(stmt.tensor, stmt.index, dims)

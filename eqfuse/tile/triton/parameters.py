@@ -12,23 +12,8 @@ from dataclasses import dataclass, field
 from eqfuse.loops.blocks import Block
 from eqfuse.names import Names as AnyNames
 from eqfuse.terms.nodes import Size, walk
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.dtypes import INTEGERS
-from eqfuse.tile.nodes import (
-    Argument,
-    Bound,
-    Constant,
-    Dot,
-    Elementwise,
-    Extent,
-    For,
-    Kernel,
-    LaunchValue,
-    Let,
-    LoadTile,
-    Search,
-    Start,
-    Store,
-)
 from eqfuse.tile.triton.functions import HELPERS, helper_name
 from eqfuse.tile.walk import nested, ops_of
 
@@ -150,7 +135,7 @@ def is_tile(block: Block) -> bool:
     return block.kind in ("loop", "whole") or (block.kind == "grid" and block.size != 1)
 
 
-def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str, ...]) -> Parameters:
+def parameters_of(kernel: ir.Kernel, tables: Tables, names: Names, flags: tuple[str, ...]) -> Parameters:
     """The parameters of a kernel, named. Blocks of one position are none."""
     found = Parameters(flags=flags, index=tables.index)
     scalars: dict[str, str] = {}
@@ -162,25 +147,25 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     strides: list[str] = []
     for stmt in nested(kernel.body):
         match stmt:
-            case Let(_, LoadTile(index=(*_, at))) | Store(index=(*_, at)):
+            case ir.Let(_, ir.LoadTile(index=(*_, at))) | ir.Store(index=(*_, at)):
                 last.update(tables.root[axis] for axis in at.dims)
-            case Let(_, Dot(left, right)):
+            case ir.Let(_, ir.Dot(left, right)):
                 multiplied.update((*left.dims, *right.dims))
         match stmt:
-            case Let(_, LoadTile(tensor, _, _, _) | Search(tensor)) | Store(tensor, _, _, _):
+            case ir.Let(_, ir.LoadTile(tensor, _, _, _) | ir.Search(tensor)) | ir.Store(tensor, _, _, _):
                 if tensor not in found.pointers:
                     labels = tables.tensors[tensor].labels
                     found.pointers[tensor] = names.fresh(f"{tensor}_ptr")
                     found.strides[tensor] = tuple(names.fresh(f"{tensor}_stride_{label}") for label in labels)
                     if tables.tensors[tensor].last in tables.shards:
                         strides += found.strides[tensor][:-1]
-            case Let(value, Argument(name) | LaunchValue(name, _) as op):
+            case ir.Let(value, ir.Argument(name) | ir.LaunchValue(name, _) as op):
                 scalars.setdefault(name, value.dtype)
-                if isinstance(op, LaunchValue) and value.dtype in INTEGERS:
+                if isinstance(op, ir.LaunchValue) and value.dtype in INTEGERS:
                     lengths[name] = [tables.root[n.axis] for n in walk(op.expr) if isinstance(n, Size)]
-            case Let(_, Extent(axis)):
+            case ir.Let(_, ir.Extent(axis)):
                 extents.append(axis)
-            case Let(_, Bound(axis, _)):
+            case ir.Let(_, ir.Bound(axis, _)):
                 bounds.append(axis)
     for axis in extents:
         root = tables.root[axis]
@@ -204,35 +189,35 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     for axis in dict.fromkeys(bounds):
         if axis in whole and axis not in found.held:
             found.even[axis] = names.fresh(found.blocks[axis].replace("BLOCK", "EVEN", 1))
-    if any(isinstance(stmt, For) for stmt in kernel.body):
+    if any(isinstance(stmt, ir.For) for stmt in kernel.body):
         found.stages = names.fresh("STAGES")
     return found
 
 
-def _of_wide_tiles(kernel: Kernel) -> set[str]:
+def _of_wide_tiles(kernel: ir.Kernel) -> set[str]:
     """The axes of tiles that are wide where every axis that a block holds whole has `SHORT` positions."""
     sizes = {block.axis: block.size or SHORT for block in kernel.blocks}
-    tiles = (stmt.value.dims for stmt in nested(kernel.body) if isinstance(stmt, Let))
+    tiles = (stmt.value.dims for stmt in nested(kernel.body) if isinstance(stmt, ir.Let))
     return {a for dims in tiles if math.prod(sizes.get(a, 1) for a in dims) > WIDE for a in dims}
 
 
-def least_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
+def least_blocks(kernel: ir.Kernel, parameters: Parameters) -> dict[str, int]:
     """By parameter, the least size of blocks that have to hold a fixed number of positions."""
     held = {block.axis: block.valid for block in kernel.blocks if block.valid is not None}
     held |= parameters.held
     return {parameters.blocks[axis]: 1 << (valid - 1).bit_length() for axis, valid in held.items()}
 
 
-def largest_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
+def largest_blocks(kernel: ir.Kernel, parameters: Parameters) -> dict[str, int]:
     """By parameter, the largest size of blocks whose first position is divided to stand for all of them."""
     ops = ops_of(kernel.body)
     sizes = {block.axis: block.size for block in kernel.blocks if is_tile(block)}
     found = {}
     for op in ops.values():
         match op:
-            case Elementwise("floordiv" | "mod", (position, divisor)):
+            case ir.Elementwise("floordiv" | "mod", (position, divisor)):
                 first = ops.get(position.name)
-                if isinstance(first, Start) and isinstance(ops.get(divisor.name), Constant):
+                if isinstance(first, ir.Start) and isinstance(ops.get(divisor.name), ir.Constant):
                     size = sizes.get(first.axis)
                     if size is not None:
                         found[parameters.blocks[first.axis]] = size
