@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from eqfuse import limits
 from eqfuse.errors import EqfuseError, ScheduleError
+from eqfuse.extract.axis_usage import block_sizes
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.resources import shared_bytes, two_per_sm
-from eqfuse.extract.roles import block_sizes
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.kernel_axes import narrowed
 from eqfuse.loops.lengths import row_range

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from eqfuse.extract import tile_sizes_cpu
+from eqfuse.extract.axis_usage import AxisUsage, contiguous_axes, fill, kinds
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
@@ -25,7 +26,6 @@ from eqfuse.extract.resources import (
     shared_by_stages,
     streamed_bytes,
 )
-from eqfuse.extract.roles import Roles, contiguous_axes, fill, kinds
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.blocks import Block, BlockKind
 from eqfuse.loops.kernel_axes import KEPT, contractions, packed_axes, valid_positions, widest_values
@@ -78,7 +78,7 @@ def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     """Blocks for one kernel. Every axis that the kernel walks gets one."""
     if device.kind == "cpu":
         return _searching(kernel, tile_sizes_cpu.configure(kernel, shape, device), SEARCHED)
-    return _searching(kernel, _for_gpu(kernel, Roles.of(kernel), shape, device), SEARCHED)
+    return _searching(kernel, _for_gpu(kernel, AxisUsage.of(kernel), shape, device), SEARCHED)
 
 
 def _searching(kernel: Kernel, config: KernelConfig, size: int) -> KernelConfig:
@@ -90,17 +90,17 @@ def _searching(kernel: Kernel, config: KernelConfig, size: int) -> KernelConfig:
     return replace(config, blocks=(*config.blocks, *blocks))
 
 
-def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> KernelConfig:
+def _for_gpu(kernel: Kernel, usage: AxisUsage, shape: Shape, device: Device) -> KernelConfig:
     extents = shape.extents
-    whole = [a for a in roles.inner if a not in roles.steps or extents[a] <= GPU_WHOLE]
+    whole = [a for a in usage.inner if a not in usage.steps or extents[a] <= GPU_WHOLE]
     limits = {
-        a: power_of_two(extents[a]) for a in (*roles.parallel, *roles.loops, *roles.inner, *roles.units)
+        a: power_of_two(extents[a]) for a in (*usage.parallel, *usage.loops, *usage.inner, *usage.units)
     }
     packed = packed_axes(kernel)
-    limits |= {**dict.fromkeys(roles.single, 1), **{a: power_of_two(n) for a, n in packed.items()}}
-    limits |= _rows_apart(kernel, roles, limits, extents)
+    limits |= {**dict.fromkeys(usage.single, 1), **{a: power_of_two(n) for a, n in packed.items()}}
+    limits |= _rows_apart(kernel, usage, limits, extents)
     blocks = {a: limits[a] if a in whole or a in packed else 1 for a in limits}
-    kind = kinds(roles, whole)
+    kind = kinds(usage, whole)
 
     def configured(blocks: Mapping[str, int], warps: int = 4, stages: int = 2) -> KernelConfig:
         valid = {a: valid_positions(n, blocks[a]) for a, n in packed.items()}
@@ -111,14 +111,14 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
         )
 
     if not contractions(kernel):
-        rest = [a for a in (*roles.loops, *roles.parallel) if a not in packed]
-        return configured(blocks, *_fit_tiles(kernel, roles, blocks, rest, limits, shape, device))
+        rest = [a for a in (*usage.loops, *usage.parallel) if a not in packed]
+        return configured(blocks, *_fit_tiles(kernel, usage, blocks, rest, limits, shape, device))
     multiplied = {a for c in contractions(kernel) for a in (c.axis, *c.apart)}
     blocks |= {a: max(LEAST, blocks[a]) for a in whole if a in multiplied}
-    axes = _tiled_axes(kernel, roles, whole, limits, shape, device)
+    axes = _tiled_axes(kernel, usage, whole, limits, shape, device)
     tiled = {*packed, *(a.axis for a in axes)}
-    blocks |= {a: min(limits[a], GPU_DEPTH) for a in roles.loops if a not in tiled}
-    lattice = Lattice(kernel, shape, device, blocks, axes, overlaps=_loops_over_sides(kernel, roles, whole))
+    blocks |= {a: min(limits[a], GPU_DEPTH) for a in usage.loops if a not in tiled}
+    lattice = Lattice(kernel, shape, device, blocks, axes, overlaps=_loops_over_sides(kernel, usage, whole))
     if _throttles(kernel, configured(lattice.start), shape, device):
         lattice = lattice.with_rows(GPU_ROWS)
     point = lattice.best()
@@ -126,7 +126,7 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
 
 
 def _rows_apart(
-    kernel: Kernel, roles: Roles, limits: Mapping[str, int], extents: Mapping[str, int]
+    kernel: Kernel, usage: AxisUsage, limits: Mapping[str, int], extents: Mapping[str, int]
 ) -> dict[str, int]:
     """Limits of the axes of rows with ranges of their own that no matrix product takes together: a block walks as far
     as the longest of its rows, so it has only as many as make up a segment of memory."""
@@ -134,14 +134,14 @@ def _rows_apart(
     found: dict[str, int] = {}
     for axis, each in ragged(kernel).items():
         average = max(1, round(each.share({}, extents) * extents[axis]))
-        for row in each.axes & frozenset(roles.parallel) - sides:
+        for row in each.axes & frozenset(usage.parallel) - sides:
             found[row] = min(limits[row], power_of_two(max(1, GPU_SEGMENT // average)), found.get(row, 1024))
     return found
 
 
 def _fit_tiles(
     kernel: Kernel,
-    roles: Roles,
+    usage: AxisUsage,
     blocks: dict[str, int],
     rest: Sequence[str],
     limits: Mapping[str, int],
@@ -151,33 +151,33 @@ def _fit_tiles(
     """Blocks of the axes in `rest` of a kernel without matrix products; returns warps and stages."""
     extents, values = shape.extents, (*widest_values(kernel), *_stored(kernel))
     near = [a for a in contiguous_axes(kernel, widest=True) if a in rest]
-    order = [*near, *[a for a in reversed(rest) if a not in near and a in roles.loops]]
-    order += [a for a in reversed(roles.parallel) if a not in order]
-    caps = {a: min(limits[a], 1024) for a in limits} | _longest(kernel, roles, limits, extents)
+    order = [*near, *[a for a in reversed(rest) if a not in near and a in usage.loops]]
+    order += [a for a in reversed(usage.parallel) if a not in order]
+    caps = {a: min(limits[a], 1024) for a in limits} | _longest(kernel, usage, limits, extents)
     fill(blocks, order, values, caps, GPU_TILE)
-    _share_out(blocks, roles.parallel, near, extents, device.sms, values)
+    _share_out(blocks, usage.parallel, near, extents, device.sms, values)
     # Many thread blocks hide the latency of each other's loads; few have to prefetch.
-    grid = _grid(roles.parallel, blocks, extents)
+    grid = _grid(usage.parallel, blocks, extents)
     vectors = loads_vectors(kernel, shape)
     few = grid < (4 if vectors else 2) * device.sms
     if few:  # loads that are no vectors are not under way beforehand: a tile has to be enough alone
         waiting = (device.stages - 2) * streamed_bytes(kernel, shape) if vectors else 0
         longest = GPU_FOLDED_TILE if folds_rows_and_columns(kernel) else GPU_LONG_TILE
-        fill(blocks, roles.loops, values, caps, min(longest, device.shared // max(1, waiting)))
+        fill(blocks, usage.loops, values, caps, min(longest, device.shared // max(1, waiting)))
     again = bytes_read_again(kernel, shape)
     kept = 0 < again * device.sms <= device.cache < again * grid
     if kept:  # One thread block per SM: what all of them read again is still in the cache then.
-        fill(blocks, roles.loops, values, limits, GPU_LONG_TILE)
+        fill(blocks, usage.loops, values, limits, GPU_LONG_TILE)
     widest = _widest(values, blocks)
     per_warp = GPU_WARP_TILE
     if not vectors:
-        per_warp *= 1 if few and roles.loops else 2
-    elif not roles.loops and (few or widest > GPU_TILE):
+        per_warp *= 1 if few and usage.loops else 2
+    elif not usage.loops and (few or widest > GPU_TILE):
         per_warp //= 2
     registers_each = shape.registers_each
     per_warp //= registers_each
     least = min(4, GPU_TILE // per_warp)
-    most = GPU_STREAM_WARPS if few and vectors and roles.loops and not kept else GPU_WARPS
+    most = GPU_STREAM_WARPS if few and vectors and usage.loops and not kept else GPU_WARPS
     warps = max(1, min(widest // GPU_LEAST_TILE, max(least, widest // per_warp), most))
     if folds_rows_and_columns(kernel):  # one of the folds crosses warps, through shared memory
         warps = max(1, min(warps, widest * registers_each // GPU_TILE))
@@ -194,12 +194,12 @@ def _stored(kernel: Kernel) -> tuple[frozenset[str], ...]:
 
 
 def _longest(
-    kernel: Kernel, roles: Roles, limits: Mapping[str, int], extents: Mapping[str, int]
+    kernel: Kernel, usage: AxisUsage, limits: Mapping[str, int], extents: Mapping[str, int]
 ) -> dict[str, int]:
     """The longest tiles of loops: a shard that is no longer than half of the longest is at most that long."""
     shards = sharded_axes(kernel)
     found: dict[str, int] = {}
-    for axis in roles.loops:
+    for axis in usage.loops:
         shard = extents[axis] // extents[shards[axis]] if axis in shards else limits[axis]
         found[axis] = min(limits[axis], GPU_LONG_TILE, max(power_of_two(shard), GPU_LONG_TILE // 2))
     return found
@@ -234,14 +234,14 @@ def folds_rows_and_columns(kernel: Kernel) -> bool:
 
 def _tiled_axes(
     kernel: Kernel,
-    roles: Roles,
+    usage: AxisUsage,
     whole: Collection[str],
     limits: Mapping[str, int],
     shape: Shape,
     device: Device,
 ) -> list[TiledAxis]:
     """A row and a column axis of every matrix product, and its own axis where that is walked in steps."""
-    overlaps, packed = _loops_over_sides(kernel, roles, whole), packed_axes(kernel)
+    overlaps, packed = _loops_over_sides(kernel, usage, whole), packed_axes(kernel)
     two = (
         (WARPGROUP_ROWS, GPU_ROWS),
         (WARPGROUP_ROWS, WARPGROUP_ROWS),
@@ -252,20 +252,20 @@ def _tiled_axes(
         for side, best in ((c.rows, rows), (c.columns, columns)):
             if any(a in whole or a in found or a in packed for a in side):
                 continue
-            options = [a for a in (*roles.parallel, *roles.loops) if a in side and a not in roles.single]
+            options = [a for a in (*usage.parallel, *usage.loops) if a in side and a not in usage.single]
             wide = [a for a in options if shape.extents[a] > 1] or options
             if wide:
                 axis, limit = wide[-1], limits[wide[-1]]
-                is_rows = side is c.rows and axis in roles.parallel
+                is_rows = side is c.rows and axis in usage.parallel
                 if overlaps and is_rows and device.rows <= 2 * limit:
                     limit = max(
                         limit, device.rows
                     )  # half of the rows padded are better than none for a warpgroup
-                found[axis] = TiledAxis(axis, best, limit, axis in roles.parallel, is_rows)
+                found[axis] = TiledAxis(axis, best, limit, axis in usage.parallel, is_rows)
         if c.axis not in whole and c.axis not in found and c.axis not in packed:
             depth = _depth(kernel, c.axis, shape)
             found[c.axis] = TiledAxis(
-                c.axis, (depth, depth), limits[c.axis], False, is_depth=c.axis in roles.steps
+                c.axis, (depth, depth), limits[c.axis], False, is_depth=c.axis in usage.steps
             )
     return list(found.values())
 
@@ -278,13 +278,13 @@ def _depth(kernel: Kernel, axis: str, shape: Shape) -> int:
     return 2 * GPU_DEPTH if sizes == {1} else GPU_DEPTH
 
 
-def _loops_over_sides(kernel: Kernel, roles: Roles, whole: Collection[str]) -> bool:
+def _loops_over_sides(kernel: Kernel, usage: AxisUsage, whole: Collection[str]) -> bool:
     """Whether matrix products are inside of loops over their rows or columns, and short beside what else a trip does: they walk
     no axis in steps of their own."""
     return any(
-        a in roles.loops
+        a in usage.loops
         for c in contractions(kernel)
-        if c.axis not in roles.steps or c.axis in whole
+        if c.axis not in usage.steps or c.axis in whole
         for a in c.apart
     )
 
@@ -308,12 +308,12 @@ def _throttles(kernel: Kernel, config: KernelConfig, shape: Shape, device: Devic
 def tiny(kernel: Kernel, block: int = 2, single: Collection[str] = ()) -> KernelConfig:
     """Blocks smaller than any axis of a verification run, so that there are several and a ragged last one; of one
     position along the axes `single` of the grid."""
-    roles = Roles.of(kernel)
-    kind_of = kinds(roles, {a for a in roles.inner if a not in roles.steps})
+    usage = AxisUsage.of(kernel)
+    kind_of = kinds(usage, {a for a in usage.inner if a not in usage.steps})
     sizes: dict[BlockKind, int | None] = {"grid": block, "loop": block, "unit": 1, "whole": None}
     config = KernelConfig(
         tuple(
-            Block(a, kind, 1 if a in roles.single or (a in single and kind == "grid") else sizes[kind])
+            Block(a, kind, 1 if a in usage.single or (a in single and kind == "grid") else sizes[kind])
             for a, kind in kind_of.items()
         )
     )

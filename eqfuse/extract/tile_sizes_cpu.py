@@ -11,10 +11,10 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
+from eqfuse.extract.axis_usage import AxisUsage, contiguous_axes, fill, kinds
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import covering, ragged
 from eqfuse.extract.residuals import CPU
-from eqfuse.extract.roles import Roles, contiguous_axes, fill, kinds
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.kernel_axes import KEPT, contractions, kernel_axes, quotients, widest_values
@@ -45,27 +45,27 @@ CONTIGUOUS = 2048
 
 def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     """Blocks of every axis that the kernel walks."""
-    roles, extents = Roles.of(kernel, vectors=True), shape.extents
-    values = widest_values(kernel, vectors=True) or (frozenset(roles.parallel),)
-    whole = [a for a in roles.inner if a not in roles.steps or extents[a] <= WHOLE]
-    blocks = {a: extents[a] for a in whole} | {a: 1 for a in roles.units}
-    for axis in (*roles.parallel, *roles.loops, *(a for a in roles.inner if a not in whole)):
+    usage, extents = AxisUsage.of(kernel, vectors=True), shape.extents
+    values = widest_values(kernel, vectors=True) or (frozenset(usage.parallel),)
+    whole = [a for a in usage.inner if a not in usage.steps or extents[a] <= WHOLE]
+    blocks = {a: extents[a] for a in whole} | {a: 1 for a in usage.units}
+    for axis in (*usage.parallel, *usage.loops, *(a for a in usage.inner if a not in whole)):
         blocks[axis] = 1
-    packed = {a: n for a, n in quotients(kernel).items() if a in roles.packable and n <= MATRIX}
+    packed = {a: n for a, n in quotients(kernel).items() if a in usage.packable and n <= MATRIX}
     blocks |= packed
-    limits = {a: 1 if a in roles.single else max(1, extents[a]) for a in blocks} | packed
+    limits = {a: 1 if a in usage.single else max(1, extents[a]) for a in blocks} | packed
     for predicates in covering(kernel).values():  # wide blocks would have next to no tile that is empty
-        for axis in frozenset(roles.parallel).intersection(*map(free_axes, predicates)):
+        for axis in frozenset(usage.parallel).intersection(*map(free_axes, predicates)):
             limits[axis] = min(limits[axis], MATRIX)
     sides = {a for c in contractions(kernel, vectors=True) for a in (*c.rows, *c.columns)}
     for axis in (
-        frozenset(roles.parallel)
+        frozenset(usage.parallel)
         & frozenset[str]().union(*(each.axes for each in ragged(kernel).values())) - sides
     ):
         limits[axis] = min(limits[axis], RAGGED)
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
     walked = [
-        a for a in blocks if a not in whole and a not in roles.units and a not in packed and limits[a] > 1
+        a for a in blocks if a not in whole and a not in usage.units and a not in packed and limits[a] > 1
     ]
     starts: list[str] = []
     single: set[str] = set()
@@ -87,10 +87,10 @@ def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     for axis in walked:
         if axis in near and axis not in starts:
             blocks[axis] = min(limits[axis], CONTIGUOUS)
-    order = [a for a in (*reversed(roles.parallel), *roles.loops) if a not in single]
+    order = [a for a in (*reversed(usage.parallel), *usage.loops) if a not in single]
     fill(blocks, order, values, limits, TILE)
     blocks = share_out(kernel, blocks, packed, shape, BLOCKS_PER_THREAD * device.sms)
-    kind = kinds(roles, whole)
+    kind = kinds(usage, whole)
     return KernelConfig(tuple(Block(a, kind[a], None if a in whole else blocks[a]) for a in blocks))
 
 

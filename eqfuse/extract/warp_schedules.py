@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from eqfuse.extract.axis_usage import block_sizes
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.residuals import RolesResiduals, RolesWork, TilesWork
 from eqfuse.extract.resources import WARPGROUP_ROWS
-from eqfuse.extract.roles import block_sizes
 from eqfuse.extract.unsuited import Unsuited
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles

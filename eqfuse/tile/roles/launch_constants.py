@@ -1,5 +1,5 @@
-"""Conditions that a launch knows: of sizes, lengths of blocks, and signs of scalars. A binary has one value of each, so that what is
-not for it is not in it: a branch in a loop keeps instructions on either side apart, be it never taken."""
+"""Conditions that a launch knows: comparisons of sizes and block lengths, and signs of scalars. One binary per outcome: even a branch
+that is never taken blocks scheduling across it."""
 
 from __future__ import annotations
 

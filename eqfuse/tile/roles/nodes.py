@@ -227,8 +227,7 @@ Stmt: TypeAlias = "Let | For[Stmt] | If[Stmt] | PersistentLoop[Stmt] | Store | A
 
 @dataclass(frozen=True)
 class Columns:
-    """The `axis` of whose positions each consumer but a leader has one of so many `parts`, all of as many positions: the axis
-    `part`."""
+    """Splits `axis` into `parts` equal sub-axes, one per consumer and none for the leader: the axis `part`."""
 
     axis: str
     part: str

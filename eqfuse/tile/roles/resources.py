@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.extract.axis_usage import block_sizes
 from eqfuse.extract.devices import Device
 from eqfuse.extract.resources import (
     CONSUMER_REGISTERS,
@@ -15,7 +16,6 @@ from eqfuse.extract.resources import (
     START_REGISTERS,
     WARPGROUP,
 )
-from eqfuse.extract.roles import block_sizes
 from eqfuse.extract.warp_schedules import MOST, POLYNOMIALS
 from eqfuse.terms.dtypes import BYTES, FLOATS
 from eqfuse.tile.nodes import Align, Cast, Elementwise, For, If, Let, LoadTile, PersistentLoop, Value
@@ -26,11 +26,16 @@ OPERANDS = 26
 """Registers that an instruction of a product takes beside its sums."""
 
 ADDRESSES = 30
+"""Registers of a consumer's thread that hold no tile."""
+
 ITEM_ADDRESSES = 6
+"""Registers of a thread for a loop over items."""
+
 POINTER = 7
+"""Registers of a thread for each tensor that consumers load themselves."""
+
 ROW_THREADS = 4
-"""Registers of a thread that hold no tile, those of a loop over items, and of each tile that consumers load; threads that
-share a row of a tile of sums."""
+"""Threads that share a row of a tile of sums."""
 
 RARE_BYTES = 1024
 """Shared memory that numbers of columns pass through in rare loops."""
@@ -41,7 +46,7 @@ SWIZZLED_BYTES = 128
 """Bytes of a tile's last dim that shared memory lays out together."""
 
 POLYNOMIAL_REGISTERS = 80
-"""Registers that such a function takes beside the tiles: kernels of SoftCap with fewer left took 1.3 to 2 times what was predicted,
+"""Registers that a function of `POLYNOMIALS` takes beside the tiles: kernels of SoftCap with fewer left took 1.3 to 2 times what was predicted,
 those with more what was (H200)."""
 
 

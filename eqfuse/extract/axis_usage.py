@@ -16,7 +16,7 @@ from eqfuse.terms.nodes import Axis, Call, Load, Reduce, free_axes, walk
 
 
 @dataclass(frozen=True)
-class Roles:
+class AxisUsage:
     """What each axis of a kernel is for, before sizes are chosen."""
 
     parallel: tuple[str, ...]
@@ -29,7 +29,7 @@ class Roles:
 
     @classmethod
     @lru_cache(KEPT)
-    def of(cls, kernel: Kernel, *, vectors: bool = False) -> Roles:
+    def of(cls, kernel: Kernel, *, vectors: bool = False) -> AxisUsage:
         loops = {loop.axis: loop.unit for loop in loops_in(kernel.body)}
         dims: dict[str, None] = {}
         for stmt in statements(kernel.body):
@@ -108,10 +108,10 @@ def fill(
             blocks[axis] = min(blocks[axis] * 2, limits[axis])
 
 
-def kinds(roles: Roles, whole: Collection[str]) -> dict[str, BlockKind]:
+def kinds(usage: AxisUsage, whole: Collection[str]) -> dict[str, BlockKind]:
     found: dict[str, BlockKind] = {}
-    found.update(dict.fromkeys(roles.parallel, "grid"))
-    found.update(dict.fromkeys(roles.loops, "loop"))
-    found.update(dict.fromkeys(roles.units, "unit"))
-    found.update({a: "whole" if a in whole else "loop" for a in roles.inner})
+    found.update(dict.fromkeys(usage.parallel, "grid"))
+    found.update(dict.fromkeys(usage.loops, "loop"))
+    found.update(dict.fromkeys(usage.units, "unit"))
+    found.update({a: "whole" if a in whole else "loop" for a in usage.inner})
     return found
