@@ -30,7 +30,6 @@ from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.scope import current
-from eqfuse.specialize_warps import divided
 from eqfuse.terms.extents import with_computed
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
@@ -188,8 +187,12 @@ def chosen_now(derived: Derived, asked: Asked) -> Planned:
     found, chosen = choose(derived, asked)
     with derived.timings.stage("lower"), faults():
         tile = lower_nest(chosen.nest, derived.program, asked.dtypes, chosen.plan.configs, asked.device)
+    ready, roles = chosen, None
     with derived.timings.stage("roles"):
-        ready, roles = divided(derived, asked, chosen, tile)
+        if asked.device.roles is not None:
+            from eqfuse.specialize_warps import divided
+
+            ready, roles = divided(derived, asked, chosen, tile)
     return tuple(ready if candidate is chosen else candidate for candidate in found), ready, tile, roles
 
 

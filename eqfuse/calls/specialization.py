@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from eqfuse import certification, compiler, results, specialize_warps
+from eqfuse import certification, compiler, results
 from eqfuse.arguments import Arguments, Given
 from eqfuse.calls.regions import Corner, Region, Regions, growing
 from eqfuse.calls.reuse import Reused
@@ -213,8 +213,10 @@ class Specializations:
             return compiled
         key = id(compiled), tuple(sorted(sizes.items()))
         if key not in self._roles:
+            from eqfuse.specialize_warps import divided_at
+
             with uncollected():
-                found = specialize_warps.divided_at(self.derived, compiled, sizes)
+                found = divided_at(self.derived, compiled, sizes)
             known = (
                 c for _, c in self._roles.values() if c.chosen == found.chosen and c.shape == found.shape
             )

@@ -31,7 +31,7 @@ def account(
     kernel: RolesKernel,
     device: Device,
     extents: Mapping[str, int],
-    predicted: tuple[float, float] | None,
+    predicted: tuple[float, float],
     undone: Mapping[str, float | None],
 ) -> Iterator[str]:
     """The roles of a kernel, what each pass made of its tile program, the steady state of its pipeline, and what
@@ -41,9 +41,8 @@ def account(
     yield from _passes(tiles, kernel)
     yield ""
     yield from _steady(kernel)
-    if predicted is not None:
-        yield ""
-        yield from _predicted(predicted, undone)
+    yield ""
+    yield from _predicted(predicted, undone)
 
 
 def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> Iterator[str]:
