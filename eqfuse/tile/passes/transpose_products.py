@@ -5,11 +5,11 @@ o[c, r] = dot(a, b)[r, c]    ->    o[c, r] = dot(b', a')[c, r]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.tile import nodes as ir
-from eqfuse.tile.passes.draft import Draft
+from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.walk import mapped, nested, ops_of
 
 
@@ -29,7 +29,28 @@ def transpose_products(kernel: ir.Kernel) -> ir.Kernel:
     for _, dot in products:
         if dot.left_mask or dot.right_mask or not all(_is_loaded(v, ops) for v in (dot.left, dot.right)):
             return kernel
-    return _Turn(kernel, dims, ops).run()
+    draft = Draft(kernel)
+
+    def turned(value: ir.Value) -> ir.Value:
+        return replace(value, dims=back) if value.dims == dims else value
+
+    def across(operand: ir.Value, made: list[ir.Let]) -> ir.Value:
+        """An operand with its dims the other way round: what it was made of, or a new value."""
+        op, other = ops.get(operand.name), operand.dims[::-1]
+        if isinstance(op, ir.Align) and op.value.dims == other:
+            return op.value
+        made.append(ir.Let(draft.new(f"{operand.name}_across", other, operand.dtype), ir.Align(operand)))
+        return made[-1].value
+
+    def one(let: ir.Let) -> Sequence[ir.Stmt]:
+        if not isinstance(let.op, ir.Dot):
+            return (let,)
+        made: list[ir.Let] = []
+        left, right = across(let.op.right, made), across(let.op.left, made)
+        return *made, replace(let, op=replace(let.op, left=left, right=right))
+
+    body = changed((mapped(stmt, turned) for stmt in kernel.body), one)
+    return replace(kernel, body=body)
 
 
 def _order(store: ir.Store) -> tuple[str, ...]:
@@ -40,43 +61,3 @@ def _order(store: ir.Store) -> tuple[str, ...]:
 def _is_loaded(value: ir.Value, ops: Mapping[str, ir.Op]) -> bool:
     op = ops.get(value.name)
     return _is_loaded(op.value, ops) if isinstance(op, ir.Align) else isinstance(op, ir.LoadTile)
-
-
-class _Turn:
-    def __init__(self, kernel: ir.Kernel, dims: tuple[str, ...], ops: Mapping[str, ir.Op]) -> None:
-        self.kernel, self.dims, self.ops = kernel, dims, ops
-        self.draft = Draft(kernel)
-
-    def run(self) -> ir.Kernel:
-        return replace(self.kernel, body=tuple(self._body(self.kernel.body)))
-
-    def _of(self, value: ir.Value) -> ir.Value:
-        return replace(value, dims=value.dims[::-1]) if value.dims == self.dims else value
-
-    def _body(self, body: Iterable[ir.Stmt]) -> Iterator[ir.Stmt]:
-        for stmt in body:
-            match stmt:
-                case ir.Let(value, ir.Dot() as dot):
-                    left, right = self._across(dot.right), self._across(dot.left)
-                    yield from (let for let in (left, right) if isinstance(let, ir.Let))
-                    first, second = (v.value if isinstance(v, ir.Let) else v for v in (left, right))
-                    start = None if dot.accumulator is None else self._of(dot.accumulator)
-                    yield ir.Let(self._of(value), replace(dot, left=first, right=second, accumulator=start))
-                case ir.Let(value, op):
-                    yield ir.Let(self._of(value), self._op(op))
-                case ir.For(axis, start, stop, carried, inner, masked):
-                    items = tuple(ir.Carried(*map(self._of, (c.value, c.init, c.next))) for c in carried)
-                    yield ir.For(axis, start, stop, items, tuple(self._body(inner)), masked)
-                case ir.Store(tensor, index, value, mask):
-                    yield ir.Store(tensor, index, self._of(value), None if mask is None else self._of(mask))
-
-    def _op(self, op: ir.Op) -> ir.Op:
-        return mapped(op, self._of)
-
-    def _across(self, operand: ir.Value) -> ir.Let | ir.Value:
-        """An operand with its dims the other way round: what it was made of, or a new value."""
-        op = self.ops.get(operand.name)
-        if isinstance(op, ir.Align) and op.value.dims == operand.dims[::-1]:
-            return op.value
-        across = operand.dims[::-1]
-        return ir.Let(self.draft.new(f"{operand.name}_across", across, operand.dtype), ir.Align(operand))

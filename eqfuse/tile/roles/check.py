@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from eqfuse.tile.check import TileError
 from eqfuse.tile.nodes import Dot, For, If, Let, PersistentLoop, Store, Value
 from eqfuse.tile.roles import nodes as warp
-from eqfuse.tile.walk import defined_by, nested, operands
+from eqfuse.tile.walk import defined, defined_by, nested, operands
 
 
 def check(program: warp.RolesProgram) -> None:
@@ -161,6 +161,6 @@ class _Check:
                 case warp.MmaWait(_, pending, _):
                     under_way.pop(pending.name, None)
                 case _:
-                    for value in (v for each in nested((stmt,)) for v in defined_by(each)):
+                    for value in defined((stmt,)):
                         early = value.name in under_way.values()
                         self.require(not early, f"{value.name} replaces an operand that is still read")

@@ -18,7 +18,7 @@ from typing import Literal
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.names import Fresh
 from eqfuse.tile.roles.nodes import AnyNonFinite, Stmt
-from eqfuse.tile.walk import defined_by, nested, ops_of, renamed
+from eqfuse.tile.walk import defined, defined_by, nested, ops_of, renamed
 
 INTEGER = "i32"
 
@@ -113,9 +113,7 @@ def _body(
                     chosen = result.then if taken else result.otherwise
                     known[result.value.name] = known.get(chosen.name, chosen)
                 continue
-            for each in nested((stmt,)):
-                for value in defined_by(each):
-                    known[value.name] = fresh.like(value, "of")
+            known.update({value.name: fresh.like(value, "of") for value in defined((stmt,))})
             made.append(renamed(stmt, known))
 
     add(loop.body)

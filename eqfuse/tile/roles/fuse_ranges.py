@@ -34,7 +34,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.roles.launch_constants import is_launch_constant
-from eqfuse.tile.walk import mapped, nested, operands, ops_of, renamed
+from eqfuse.tile.walk import mapped, nested, operands, ops_of, reads, renamed
 
 
 def fuse_ranges(body: tuple[Stmt, ...], fresh: Fresh, *, branches: bool = True) -> tuple[Stmt, ...]:
@@ -92,7 +92,7 @@ def _follows(first: For[Stmt], second: For[Stmt], others: Sequence[Stmt], ops: M
         first.axis == second.axis
         and (first.stop == second.start or meets)
         and [ends.get(item.init.name) for item in second.carried] == list(range(len(ends)))
-        and not any(value.name in ends for stmt in others for value in _read_in(stmt))
+        and not any(value.name in ends for stmt in others for value in reads((stmt,)))
     )
 
 
@@ -186,10 +186,6 @@ def _without_branches(loop: For[Stmt]) -> For[Stmt]:
             body.append(renamed(stmt, names))
     carried = tuple(replace(item, next=names.get(item.next.name, item.next)) for item in loop.carried)
     return replace(loop, body=tuple(body), carried=carried)
-
-
-def _read_in(stmt: Stmt) -> list[Value]:
-    return [value for each in nested((stmt,)) for value in operands(each)]
 
 
 @dataclass

@@ -39,7 +39,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
     ZeroNonFinite,
 )
-from eqfuse.tile.walk import defined_by, nested, operands, renamed
+from eqfuse.tile.walk import defined, defined_by, nested, operands, reads, renamed
 
 Turns = Mapping[str, ir.Value]
 """The next turn of each ring."""
@@ -96,23 +96,21 @@ def straight(body: Sequence[Stmt], found: Mapping[str, Source], turn: ir.Value, 
             pending = fresh.like(stmt.value, "pending")
             made += [_issue(pending, stmt.op, views, found), MmaWait(stmt.value, pending, 0)]
         else:
-            made += [*_registers(stmt, views, fresh, made), stmt]
+            made += [*_registers(stmt, views, made), stmt]
     return made
 
 
-def _registers(stmt: Stmt, views: Mapping[str, View], fresh: Fresh, before: Sequence[Stmt]) -> Iterator[Stmt]:
+def _registers(stmt: Stmt, views: Mapping[str, View], before: Sequence[Stmt]) -> Iterator[Stmt]:
     """What brings the tiles of slots that a statement computes with to registers, under their own names."""
     there = {v.name for s in before for v in defined_by(s)}
-    for each in nested((stmt,)):
-        for value in operands(each):
-            if value.name in views and value.name not in there:
-                there.add(value.name)
-                yield LoadShared(value, views[value.name])
+    for value in reads((stmt,)):
+        if value.name in views and value.name not in there:
+            there.add(value.name)
+            yield LoadShared(value, views[value.name])
 
 
 def _rings_read(stmt: Stmt, found: Mapping[str, Source]) -> list[str]:
-    names = (value.name for each in nested((stmt,)) for value in operands(each))
-    return list(dict.fromkeys(found[name].ring.name for name in names if name in found))
+    return list(dict.fromkeys(found[v.name].ring.name for v in reads((stmt,)) if v.name in found))
 
 
 def _issue(pending: ir.Value, op: ir.Dot, views: Mapping[str, View], found: Mapping[str, Source]) -> MmaAsync:
@@ -172,7 +170,7 @@ class _Pipeline:
         }
         done: set[str] = set()
         for stmt in body:
-            for name in [v.name for each in nested((stmt,)) for v in operands(each)]:
+            for name in [value.name for value in reads((stmt,))]:
                 if name in self.outside and name in wanted and name not in done:
                     raise Unsuited(f"{name} is read from shared memory in a loop")
             if isinstance(stmt, ir.Let) and stmt.value.name in self.inside:
@@ -187,9 +185,8 @@ class _Pipeline:
 
     def _reads(self, number: int) -> list[ir.Value]:
         stmt = self.body[number]
-        own = {v.name for s in nested((stmt,)) for v in defined_by(s)} if isinstance(stmt, ir.If) else set()
-        found = [value for each in nested((stmt,)) for value in operands(each)]
-        return [value for value in found if value.name not in own]
+        own = {value.name for value in defined((stmt,))} if isinstance(stmt, ir.If) else set()
+        return [value for value in reads((stmt,)) if value.name not in own]
 
     def _stages(self) -> list[int]:
         found: list[int] = []
@@ -349,9 +346,7 @@ class _Pipeline:
                 made.append(MmaWait(names[stmt.value.name], pending[number], later - 1))
             else:
                 if stage is not None:
-                    for each in nested((stmt,)):
-                        for value in defined_by(each):
-                            names[value.name] = self.fresh.like(value, "of")
+                    names |= {value.name: self.fresh.like(value, "of") for value in defined((stmt,))}
                 if isinstance(stmt, StoreShared):
                     made.append(Wait(stmt.ring, "empty", turns[at], before=True))
                 made.append(self._at_turn(renamed(stmt, names), turns[at]))

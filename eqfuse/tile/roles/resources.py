@@ -20,7 +20,7 @@ from eqfuse.extract.warp_schedules import MOST, POLYNOMIALS
 from eqfuse.terms.dtypes import BYTES, FLOATS
 from eqfuse.tile.nodes import Align, Cast, Elementwise, For, If, Let, LoadTile, PersistentLoop, Value
 from eqfuse.tile.roles import nodes as warp
-from eqfuse.tile.walk import nested, operands
+from eqfuse.tile.walk import nested, operands, reads
 
 OPERANDS = 26
 """Registers that an instruction of a product takes beside its sums."""
@@ -222,9 +222,8 @@ def _last_reads(loop: For[warp.Stmt], ends: Collection[str]) -> Mapping[str, int
     computed, element by element. What a loop carries is read after all."""
     places: dict[str, list[int]] = {}
     for place, stmt in enumerate(loop.body):
-        for each in nested((stmt,)):
-            for value in operands(each):
-                places.setdefault(value.name, []).append(place)
+        for value in reads((stmt,)):
+            places.setdefault(value.name, []).append(place)
     left = {
         s.pending.name: s.left
         for s in loop.body
@@ -233,13 +232,13 @@ def _last_reads(loop: For[warp.Stmt], ends: Collection[str]) -> Mapping[str, int
     for place, stmt in enumerate(loop.body):
         if isinstance(stmt, warp.MmaWait) and stmt.pending.name in left:
             places[left[stmt.pending.name].name].append(place)
-    found = {name: max(reads) for name, reads in places.items()}
+    found = {name: max(read) for name, read in places.items()}
     for stmt in reversed(loop.body):
         if not _is_computed(stmt):
             continue
         assert isinstance(stmt, Let)
-        reads = places.get(stmt.value.name, [])
-        if len(reads) == 1 and stmt.value.name not in ends and _is_computed(loop.body[reads[0]]):
+        read = places.get(stmt.value.name, [])
+        if len(read) == 1 and stmt.value.name not in ends and _is_computed(loop.body[read[0]]):
             there = found.pop(stmt.value.name)
             for value in operands(stmt):
                 found[value.name] = max(found[value.name], there)

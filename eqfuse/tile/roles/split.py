@@ -528,11 +528,7 @@ def _reads_any(run: Sequence[Stmt], outside: Mapping[str, Source], ring: str) ->
 
 
 def _reads(stmt: Stmt, outside: Mapping[str, Source], ring: str) -> bool:
-    return any(
-        value.name in outside and outside[value.name].ring.name == ring
-        for each in nested((stmt,))
-        for value in operands(each)
-    )
+    return any(v.name in outside and outside[v.name].ring.name == ring for v in reads((stmt,)))
 
 
 def _is_outer(loop: For[Stmt]) -> bool:
