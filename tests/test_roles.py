@@ -25,7 +25,7 @@ from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.extract.unsuited import Unsuited
-from eqfuse.extract.warp_schedules import SLOTS, sized
+from eqfuse.extract.warp_schedules import SLOTS, ranked, sized
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
@@ -134,6 +134,14 @@ def test_every_pass_that_changes_a_kernel_in_roles_is_named(causal: tuple[Derive
     assert [name for name in program.passes if name in rows] == [*rows]
     plain = _divided(*causal, _roles(*causal, delayed=()))
     assert not {"fused ranges", "cut loops"} & {*plain.passes}
+
+
+def test_prices_build_no_kernel(causal: tuple[Derived, Compiled], monkeypatch: pytest.MonkeyPatch) -> None:
+    derived, compiled = causal
+    monkeypatch.setattr(specialize_warps, "in_roles", None)
+    price = specialize_warps.pricing(derived, compiled, {**compiled.extents, "i": 4096, "j": 4096})
+    found = ranked(price.facts, price.outlook)
+    assert found.faster() and [seconds for seconds, _ in found.priced] == sorted(s for s, _ in found.priced)
 
 
 def test_loops_that_promise_nothing_of_what_is_masked_are_not_cut() -> None:

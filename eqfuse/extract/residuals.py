@@ -137,11 +137,11 @@ class RolesWork:
 
 @dataclass(frozen=True)
 class TilesWork:
-    """What a kernel that may have roles does without: the seconds that the other model predicts, with what blocks have beside the
-    extents of axes that they hold whole; waves of thread blocks; seconds that special functions would take alone, of kernels in
-    which roles would have fewer; and to how many tiles a loop adds products.
+    """Inputs of the Triton estimate of a kernel that may have roles.
 
-    `unaligned`: rows of tensors are no multiple of 16 numbers.
+    `predicted`: seconds of the other model, times what blocks have beside the extents of axes that they hold whole. `waves` of thread
+    blocks. `eased`: seconds that special functions would take alone, where roles would have fewer of them, else 0. `sums`: to how many
+    tiles a loop adds products. `unaligned`: rows of tensors are no multiple of 16 numbers.
     """
 
     predicted: float

@@ -19,8 +19,8 @@ from dataclasses import field, replace
 from typing import Literal
 
 from eqfuse.records import dataclass
-from eqfuse.tile.dtypes import LARGEST
 from eqfuse.tile import nodes as ir
+from eqfuse.tile.dtypes import LARGEST
 from eqfuse.tile.passes.draft import Draft, in_kernels
 from eqfuse.tile.walk import defined, mapped, nested, operands, ops_of
 

@@ -16,13 +16,13 @@ from eqfuse.tile.passes.pipeline import PRICED_PASSES, ROLES_PASSES, run_passes
 from eqfuse.tile.roles.branches import branched
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.columns import masked_behind
+from eqfuse.tile.roles.corrections import corrections_first
 from eqfuse.tile.roles.cut import cut
 from eqfuse.tile.roles.fuse_ranges import fuse_ranges, inner_ranges_fused, supported
 from eqfuse.tile.roles.launch_constants import launch_constants
 from eqfuse.tile.roles.loads import Tensors
 from eqfuse.tile.roles.nodes import RolesKernel, RolesProgram, Stmt
 from eqfuse.tile.roles.rare import rare_loops, without_rare
-from eqfuse.tile.roles.rests import rests_first
 from eqfuse.tile.roles.sharing import of_part
 from eqfuse.tile.roles.split import Setting, split
 from eqfuse.tile.storage import buffer_dtypes
@@ -43,7 +43,7 @@ class Row(Generic[K]):
 
 
 def _corrections_first(kernel: Kernel, setting: Setting) -> Kernel:
-    return kernel if setting.finite else rests_first(kernel, setting.tensors, setting.fresh)
+    return kernel if setting.finite else corrections_first(kernel, setting.tensors, setting.fresh)
 
 
 def _fused_ranges(kernel: Kernel, setting: Setting) -> Kernel:

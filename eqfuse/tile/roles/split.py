@@ -34,6 +34,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.roles.columns import copies
+from eqfuse.tile.roles.corrections import Corrections
 from eqfuse.tile.roles.loads import Tensors, copied, ends_early, put
 from eqfuse.tile.roles.nodes import (
     Along,
@@ -52,7 +53,6 @@ from eqfuse.tile.roles.nodes import (
 )
 from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
 from eqfuse.tile.roles.rare import Axes, Rare, with_rare
-from eqfuse.tile.roles.rests import Rests
 from eqfuse.tile.roles.sharing import Led, led, shared, shared_axis
 from eqfuse.tile.walk import defined, defined_by, nested, operands, ops_of, pruned, reads
 
@@ -432,7 +432,7 @@ class _Split:
     def _consumer(self, item: Value, turn: Value, met: Value) -> tuple[list[Stmt], Value, Value]:
         rings = {name: copy.ring for name, copy in self.copies.items()}
         rings |= {} if self.led is None else self.led.given
-        rests = Rests(self.ops, rings, self.fresh)
+        corrections = Corrections(self.ops, rings, self.fresh)
         top = [stmt for stmt in self.body if not isinstance(stmt, For)]
         outside = sources(top, rings)
         turns: dict[str, Value] = {}
@@ -461,7 +461,7 @@ class _Split:
                 made += body
                 continue
             delayed = frozenset(self.schedule.delayed)
-            loop, met = rests.loop(stmt, met, item)
+            loop, met = corrections.loop(stmt, met, item)
             body, turns = pipelined(loop, rings, outside, known, delayed, self.fresh, item)
             made += body
         after = straight(run, outside, item, self.fresh)
@@ -470,7 +470,7 @@ class _Split:
             if any(_reads_any(run, outside, ring) for ring in late):
                 raise Unsuited("a tile is read behind all loops")
             made += [ReleaseSlot(ring, item) for ring in late]
-        self.units |= rests.units
+        self.units |= corrections.units
         return [*made, *after], self._last(turns, turn), met
 
     def _stored(self, stmt: Stmt) -> list[Stmt]:

@@ -35,7 +35,7 @@ from eqfuse.tile.roles.nodes import (
 from eqfuse.tile.walk import ops_of, pruned, uses_of
 
 
-def rests_first(kernel: ir.Kernel, tensors: Tensors, fresh: Fresh) -> ir.Kernel:
+def corrections_first(kernel: ir.Kernel, tensors: Tensors, fresh: Fresh) -> ir.Kernel:
     """The kernel with what masked products leave out added before them, to what they are added to. Raises Unsuited."""
     ops, uses = ops_of(kernel.body), uses_of(kernel.body)
     rests = {op.total.name: op for op in ops.values() if isinstance(op, ir.NonFiniteCorrection)}
@@ -93,7 +93,7 @@ def _early(right: ir.Value, axis: str, ops: Mapping[str, ir.Op], tensors: Tensor
             return []
 
 
-class Rests:
+class Corrections:
     """Adds what masked products leave out by hand. `ops` are those of a kernel's body, `rings` those of its loads; `units` are
     the axes along which that goes position by position, and what they are positions of."""
 
