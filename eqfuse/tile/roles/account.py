@@ -21,6 +21,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
 )
 from eqfuse.tile.roles.printer import line_of
+from eqfuse.tile.roles.rare import without_rare
 from eqfuse.tile.roles.resources import held_by, needs
 from eqfuse.tile.walk import nested
 from eqfuse.units import duration
@@ -69,7 +70,7 @@ def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> I
 
 def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
     """What each pass has changed, in their order."""
-    program = TileProgram((tiles,), ())
+    program = TileProgram((without_rare(tiles),), ())
     for each in ROLES_PASSES:
         changed = each.run(program)
         if changed is not program:
