@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sympy
+from symbolic import to_sympy
 
 from eqfuse.errors import EqfuseError
 from eqfuse.terms import integers
@@ -29,7 +30,6 @@ from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Call, Expr, Scalar
 from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import show
-from eqfuse.terms.symbolic import to_sympy
 
 NUMERIC = [row for row in FUNCTIONS.values() if row.result != "truth" and any(row.derivative)]
 STEPS = ("floor", "round", "sign", "floordiv", *ROUNDINGS)

@@ -30,19 +30,22 @@ from eqfuse.terms.nodes import (
     Const,
     Expr,
     Load,
+    Local,
     Program,
     Reduce,
     Scalar,
     Size,
     call,
+    children,
     once,
+    post_order,
     transform,
     walk,
 )
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascending
-from eqfuse.terms.ranges import Affine, Box, Ends
+from eqfuse.terms.ranges import Affine, Box, Ends, Range, integer
 from eqfuse.terms.types import truths
 from eqfuse.verify.facts import facts, outside_loads
 
@@ -331,7 +334,7 @@ def joint_extents(
         together += [{classes.find((label, axis)) for axis in axes} for axes in _axes_together(program)]
         integers = {**small_integers(program), **_integers(scalars)}
         for axis, step in _strides(program) if exact else ():
-            if (positions := _Positions({}, integers, {}).range(step)) is not None:
+            if (positions := _Positions({}, integers, {}).whole(step)) is not None:
                 chosen.setdefault(classes.find((label, axis)), positions[1])
         computed |= {classes.find((label, axis)): (label, of) for axis, of in program.computed.items()}
         for axis in dict.fromkeys((*sized_axes(program), *program.domains.values())):
@@ -342,7 +345,7 @@ def joint_extents(
                 varying[key] += count
         reduced |= {classes.find((label, axis)) for axis in known.reduced}
         for axes, by in sorted(known.divided, key=lambda each: len(each[0])):
-            divisor = _Positions({}, integers, {}).range(by)
+            divisor = _Positions({}, integers, {}).whole(by)
             if divisor is not None and 1 < divisor[1] <= LARGEST_DIVISOR:
                 reach({classes.find((label, axis)) for axis in axes}, divisor[1] + 1)
         for each in known.compared:
@@ -605,55 +608,43 @@ def _integers(scalars: Mapping[str, object]) -> dict[str, int]:
     return {name: value for name, value in scalars.items() if isinstance(value, int)}
 
 
-@dataclass(frozen=True)
-class _Positions:
+class _Positions(Box):
     """What integers can be at given extents; `gathered` are the values of integer tensors, and of scalars that are
-    left open, by name."""
+    left open, by name: each is one integer, wherever it is read."""
 
-    extents: Mapping[str, int]
-    integers: Mapping[str, int]
-    gathered: Mapping[str, Ends]
+    def __init__(
+        self, extents: Mapping[str, int], integers: Mapping[str, int], gathered: Mapping[str, Ends]
+    ) -> None:
+        super().__init__({axis: (0, extent - 1) for axis, extent in extents.items()}, extents, integers)
+        self._gathered = gathered
 
-    def range(self, expr: Expr) -> Ends | None:
-        """Smallest and largest value of an integer expression; None where that cannot be told."""
-        return self._box().whole(transform(expr, self._stood_for))
+    def leaf(self, node: Expr) -> Range:
+        match node:
+            case Load(name, _) | Scalar(name) | Local(name, _) if name in self._gathered:
+                return integer(Local(name, ()), *self._gathered[name])
+        return super().leaf(node)
+
+    def _names_in(self, atom: Expr) -> dict[str, None]:
+        """The gathered values that an atom is made of."""
+        nodes = post_order([atom], lambda node: () if isinstance(node, Load) else children(node))
+        leaves = [self.of(node).affine for node in nodes if isinstance(node, Load | Scalar | Local)]
+        return {part.name: None for form in leaves if form for part in form.terms if isinstance(part, Local)}
 
     def compared(self, left: Expr, right: Expr) -> Iterator[tuple[str, Ends, bool]]:
         """The gathered values in a comparison of integers, by name; for each what it is where both sides are equal,
         the others taken to be 0, and whether the comparison is with positions."""
-        box = self._box()
-        form = box.affine(transform(call("sub", left, right), self._stood_for))
+        form = self.affine(call("sub", left, right))
         if form is None:
             return
-        names = {_stand_in(name): name for name in self.gathered}
-        ours = {atom: [names[each] for each in walk(atom) if each in names] for atom in form.terms}
+        ours = {atom: self._names_in(atom) for atom in form.terms}
         others = Affine({atom: n for atom, n in form.terms.items() if not ours[atom]})
-        bounds = box.bounds(others)
+        bounds = self.bounds(others)
         if not all(isinstance(end, int) for end in bounds):
             return
         for atom, count in form.terms.items():
             low, high = bounds if count < 0 else (-bounds[1], -bounds[0])
             for name in ours[atom]:
                 yield name, (-int(-low // abs(count)), int(high // abs(count))), bool(others.atoms)
-
-    def _box(self) -> Box:
-        positions = {axis: (0, extent - 1) for axis, extent in self.extents.items()}
-        # A gathered integer takes its place in the box as one more axis does.
-        positions |= {_stand_in(name).name: values for name, values in self.gathered.items()}
-        return Box(positions, self.extents, self.integers)
-
-    def _stood_for(self, node: Expr) -> Expr:
-        match node:
-            case Load(name, _):
-                return _stand_in(name)
-            case Scalar(name) if name in self.gathered:
-                return _stand_in(name)
-            case _:
-                return node
-
-
-def _stand_in(name: str) -> Axis:
-    return Axis(f"value of {name}")
 
 
 @dataclass(frozen=True)
@@ -810,7 +801,7 @@ def _shapes(
         for k, index in enumerate(load.index):
             if (load.tensor, k) in plain:
                 continue
-            bound = _Positions(extents, integers, values).range(index)
+            bound = _Positions(extents, integers, values).whole(index)
             reach[load.tensor, k] = max(reach.get((load.tensor, k), 1), 1 if bound is None else bound[1] + 1)
     return {
         tensor.name: tuple(

@@ -21,6 +21,7 @@ from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, LOGICAL
 from eqfuse.terms.intervals import (
     ALL,
     HOLDS,
+    MIRRORED,
     NEGATED,
     Interval,
     minus,
@@ -331,7 +332,7 @@ class _Narrowing:
 
     def _compare(self, fn: str, left: Expr, right: Expr) -> None:
         if fn in ("gt", "ge"):
-            fn, left, right = {"gt": "lt", "ge": "le"}[fn], right, left
+            fn, left, right = MIRRORED[fn], right, left
         (low, high), (least, most) = self._forward(left), self._forward(right)
         match fn:
             case "eq":
