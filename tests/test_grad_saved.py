@@ -85,6 +85,34 @@ def test_no_running_maximum_for_one_input_alone(wrt: tuple[str, ...]) -> None:
     assert "max" in {state.op for group in shifted.groups for state in group.group.states}
 
 
+APART = {
+    "a number": "where(j <= i, S[b,h,i,j], -1e30)",
+    "one of several": "where(j <= i, where(i - j < 4, S[b,h,i,j], -inf), -1e9)",
+    "added": "S[b,h,i,j] + where(j <= i, 0, -1e30)",
+    "times a tensor": "S[b,h,i,j] + (1 - keep[b,j]) * -65504",
+    "rounded": "where(j <= i, bf16(S[b,h,i,j]), f32(-1e30))",
+    "below another": "maximum(where(j <= i, S[b,h,i,j], -inf), -1e30)",
+}
+TOGETHER = {
+    "an infinity": "where(j <= i, S[b,h,i,j], -inf)",
+    "a small number": "where(j <= i, S[b,h,i,j], -1e3)",
+    "a condition": "where(j * 1000000 <= i, S[b,h,i,j], -inf)",
+    "within": "where(j <= i, 50 * tanh(S[b,h,i,j] + 1e9), -inf)",
+}
+
+
+@pytest.mark.parametrize("name", APART | TOGETHER)
+def test_a_large_number_keeps_the_sum_apart_from_the_maximum(name: str) -> None:
+    """log l is lost in m + log l where m may be -1e30."""
+    made = saved(CAUSAL.replace("where(j <= i, S[b,h,i,j], -inf)", {**APART, **TOGETHER}[name]))
+    if name in TOGETHER:
+        assert made.residuals == ("lse",)
+        return
+    assert made.residuals == ("max_T", "log_sum_P")
+    assert "exp(T[b, h, i, j] - max_T[b, h, i] - log_sum_P[b, h, i])" in made.backward
+    assert "assert T[b, h, i, j] - max_T[b, h, i] <= log_sum_P[b, h, i]" in made.backward
+
+
 TEXTS = {
     "log-softmax": (
         "t[i,j] = x[i,j] - max[j](x[i,j])\ny[i,j] = t[i,j] - log(sum[j](exp(t[i,j])))",

@@ -313,21 +313,31 @@ def test_calls(dtype: str, number: str) -> None:
         assert (found.double() - expected).abs().max() < 8 * max(torch.finfo(TORCH[dtype]).eps, 1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("first", "number"), [(9, -1e3), (0, -1e30)])
-def test_gradients(first: int, number: float) -> None:
-    """Of the weights that are computed again: rows of which the mask leaves nothing among them."""
-    source = _source(f"(j <= i) & ({first} <= j)", str(number))
-    leaves = [torch.randn(1, 2, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    i, j = torch.arange(40)[:, None], torch.arange(40)[None]
-    scores = torch.where((j <= i) & (j >= first), leaves[0] @ leaves[1].mT * 0.5, number)
-    out = torch.softmax(scores, -1) @ leaves[2]
-    cotangent = torch.randn_like(out)
-    expected = torch.autograd.grad(out, leaves, cotangent)
+WIDE = {"f32": torch.float32, "f64": torch.float64}
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+@pytest.mark.parametrize("first", (0, 3))
+@pytest.mark.parametrize("number", ("-1e3", "-1e9", "-1e30", "min"))
+@pytest.mark.slow(but=["-1e30-3-f64"])
+def test_gradients(number: str, first: int, dtype: str) -> None:
+    """Of the weights that are computed again, in rows of which the mask leaves nothing among others: 1 / n, as torch has them."""
+    value = torch.finfo(torch.float32).min if number == "min" else float(number)
+    source = _source(f"(j <= i) & ({first} <= j)", repr(value))
+    drawn = [torch.randn(1, 2, 40, 8, dtype=WIDE[dtype]) for _ in range(4)]
+    *leaves, cotangent = (each.double().requires_grad_() for each in drawn)
+    expected = torch.autograd.grad(_masked(*leaves, first, value), leaves, cotangent)
     function = eq.compile(source, target="cpu", verify=False)
-    inputs = dict(zip("QKV", (leaf.detach().requires_grad_() for leaf in leaves), strict=True))
+    inputs = dict(zip("QKV", (each.clone().requires_grad_() for each in drawn[:3]), strict=True))
     made = function(**inputs)
     assert isinstance(made, torch.Tensor)
-    found = torch.autograd.grad(made, list(inputs.values()), cotangent)
+    found = torch.autograd.grad(made, list(inputs.values()), drawn[3])
+    close = {"f32": {"rtol": 2e-3, "atol": 2e-4}, "f64": {"rtol": 1e-6, "atol": 1e-8}}[dtype]
     for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(mine.double(), theirs, **close)
+
+
+def _masked(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, first: int, value: float) -> torch.Tensor:
+    i, j = torch.arange(40)[:, None], torch.arange(40)[None]
+    scores = torch.where((j <= i) & (j >= first), Q @ K.mT * 0.5, value)
+    return torch.softmax(scores, -1) @ V

@@ -3,6 +3,13 @@
     exp(t - m) / l  =  exp(t - (m + log l))        where l >= 0
 
 and where l is a sum of exp(t - m), or more than one of them, t <= m + log l: the exponent is at most 0.
+
+A number c that masks t is m where it masks a whole row, and log l is lost beside it where it is large: in float32,
+-1e30 + log(n) is -1e30, and the share exp(c - c) = 1 instead of 1/n. There the two stay apart:
+
+    exp(t - m) / l  =  exp((t - m) - log l)        where log l may be lost in m + log l
+
+An infinity loses nothing: the shares of a row of -inf alone are NaN in the program too.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from functools import reduce
 
 from eqfuse.differentiate.polynomial import UNIT, Monomial, product, written
 from eqfuse.differentiate.steps import Step, Steps, index_of, name_of, read
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.intervals import reduced
 from eqfuse.terms.nodes import (
     Axis,
@@ -32,11 +40,20 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.ranges import UNKNOWN, Range, Ranges, integer, linear
 
+TOLERANCE = 2.0**-10
+"""Error of log l in m + log l, which is the relative error of a share, up to which they are one statistic."""
+
+EPSILON = 2.0**-23
+"""Of float32, in which statistics are saved for inputs of float32 and of half precision."""
+
+_OF_SIZE = frozenset({"add", "sub", "neg", "mul", "div", "abs", "maximum", "minimum", *CASTS})
+"""Functions whose values may be as large as a number among their arguments."""
+
 
 @dataclass
 class Shares:
-    """Rewrites expressions over steps. `made` are the log-sum-exps that they read; `bounded` pairs of a value and the
-    log-sum-exp that it is at most."""
+    """Rewrites expressions over steps. `made` are the log-sum-exps that they read, and the logarithms of sums that stay apart
+    from maxima; `bounded` pairs of a value and the one of these that it is at most."""
 
     steps: Steps
     by_name: dict[str, Step]
@@ -98,7 +115,10 @@ class Shares:
                 self.bounded[whole, Const(0)] = None
             return whole
         fixed, rest = self._apart(exponent, free_axes(below))
-        shift = self._read(fixed, below)
+        name = "lse"
+        if any(map(self._may_absorb, fixed)):
+            fixed, rest, name = [], exponent, f"log_{name_of(below)}"
+        shift = self._read(fixed, below, name)
         if shift is None:
             return None
         if is_at_most:
@@ -113,7 +133,7 @@ class Shares:
                 return step.itself
         return None
 
-    def _read(self, fixed: Sequence[Expr], below: Expr) -> Expr | None:
+    def _read(self, fixed: Sequence[Expr], below: Expr, name: str) -> Expr | None:
         """The sum of `fixed` and the logarithm of `below`, as a step has it for every position of what is below."""
         step = self.by_name.get(name_of(below) or "")
         if step is None or not all(name_of(part) for part in fixed):
@@ -129,7 +149,7 @@ class Shares:
         found = self._named(value)
         if found is None:
             if value not in self.made:
-                self.made[value] = self.steps.add(Step(self.steps.names.fresh("lse"), step.axes, value))
+                self.made[value] = self.steps.add(Step(self.steps.names.fresh(name), step.axes, value))
             found = self.made[value].itself
         return substitute_axes(found, dict(zip(step.axes, index_of(below), strict=True)))
 
@@ -147,6 +167,28 @@ class Shares:
                 return fixed, rest if fixed else expr
             case _:
                 return [], expr
+
+    def _may_absorb(self, expr: Expr) -> bool:
+        """Whether a value may be a number of the program that is so large that a logarithm is lost beside it."""
+        left, seen = [expr], set[Expr]()
+        while left:
+            node = left.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            match node:
+                case Const(number):
+                    if TOLERANCE < abs(number) * EPSILON < math.inf:
+                        return True
+                case Call("where", (_, *branches)):
+                    left += branches
+                case Call(fn, args) if fn in _OF_SIZE:
+                    left += args
+                case _:
+                    step = self.by_name.get(name_of(node) or "")
+                    if step is not None and step.op in ("", "max", "min"):
+                        left.append(step.body)
+        return False
 
     def _is_at_most(self, value: Expr, total: Expr) -> bool:
         """Whether a nonnegative value is at most `total`, since that is a sum of such values, or more than one."""
