@@ -181,3 +181,13 @@ def test_integers_that_index_two_dimensions_are_inside_the_shorter() -> None:
     assert extents["u"] != extents["v"]
     assert input_specs(program, extents)["l"].values == (0, min(extents["u"], extents["v"]) - 1)
     assert eq.compile(text, target="cpu", native="off").certificate.ok
+
+
+def test_no_size_to_try_is_another_than_the_declared_one_that_an_index_needs() -> None:
+    """Groups of channels: with 16 groups of 4 among 16 channels, the gradient's sums read outside."""
+    program = parse(
+        "x: f32[i, j]\nm: axis[4]\nn: axis[N(j) // 4]\nt[i, m] = sum[n](x[i, m * (N(j) // 4) + n])\n"
+        "y[i, j] = sum[m](where(j - m * (N(j) // 4) >= 0 and j - m * (N(j) // 4) < N(n), t[i, m] * x[i, j], 0))"
+    )
+    extents = small_extents(program, pinned={"m": 16, "j": 16})
+    assert (extents["m"], extents["j"], extents["n"]) == (4, 16, 4)

@@ -308,7 +308,9 @@ def joint_extents(
     pinned: Mapping[object, int] | None = None,
 ) -> dict[tuple[str, str], int]:
     """Extents by class for several labelled programs whose axes were joined; `reached` are least extents, or where
-    they are `exact` the extents themselves, as those that are `pinned` always are."""
+    they are `exact` the extents themselves, as those that are `pinned` always are, unless no other length than a declared
+    one may do."""
+    programs = tuple(programs)
     members: dict[object, list[tuple[str, str]]] = {}
     reduced: set[object] = set()
     compared: set[object] = set()
@@ -352,7 +354,9 @@ def joint_extents(
             keys = {classes.find((label, axis)) for axis in each.axes}
             compared |= keys if len(keys) > 1 else set()
             reach(keys, each.reach)
-    chosen |= {**((reached or {}) if exact else {}), **(pinned or {})}
+    declared = {classes.find((label, axis)) for label, program in programs for axis in fixed_lengths(program)}
+    chosen |= (reached or {}) if exact else {}
+    chosen |= {key: n for key, n in (pinned or {}).items() if key not in declared}
     atleast |= {key: max(n, atleast.get(key, 0)) for key, n in listed.items()}
     chosen |= {key: max(n, chosen[key]) for key, n in listed.items() if key in chosen}
 
