@@ -649,3 +649,27 @@ def test_heatmaps_that_agree_in_their_number_of_positions_alone() -> None:
     p, q = r(2, 3, 4, 5), r(2, 3, 4, 5)
     found = eq.from_torch(divergence, p, q, native="off")(p, q)
     assert torch.allclose(found, divergence(p, q), atol=1e-6)
+
+
+def test_sizes_that_chunks_of_several_tensors_have_alike_are_one() -> None:
+    """Distillation in chunks: each has as many positions of the student as of the teacher, flat as many as labels."""
+
+    def divergence(student: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        for s, t, l in zip(*(each.chunk(2, 1) for each in (student, teacher, labels)), strict=True):
+            terms = torch.softmax(t, -1) * torch.log_softmax(s, -1)
+            total = total - (terms.sum(-1).reshape(-1) * (l != -100).reshape(-1)).sum()
+        return total / (labels != -100).sum()
+
+    def examples(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        labels = torch.randint(0, 2, shape) * 100 - 100
+        return r(*shape, 5).requires_grad_(), r(*shape, 5), labels
+
+    made = eq.from_torch(divergence, *examples(3, 4), native="off")
+    assert "labels: i64[i, j]" in made.source and made.source.count("axis[") == 2
+    for given in (examples(3, 4), examples(2, 7)):
+        found, expected = (torch.autograd.grad(f(*given), given[0])[0] for f in (made, divergence))
+        torch.testing.assert_close(found, expected)
+    student, teacher, labels = examples(3, 4)
+    with pytest.raises(BindError, match="dimension 0 of 'labels' is 2"):
+        made(student, teacher, labels.reshape(2, 6))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,42 @@ class Guard:
 
     def holds(self, sizes: Mapping[Any, int]) -> bool:
         return str(self.relation.subs(sizes)) != "False"
+
+
+def equate_alike(nodes: Iterable[Any]) -> None:
+    """Makes one size of two that are as long in the examples, where a guard says that something made of them is equal and it is
+    for any size that both have: `(a + 1)//2 == (b + 1)//2` of first halves, `a*b == c*d` of flat views. A call in which they differ is
+    refused, as torch.compile compiles one anew: what is read along both would not be inside for all that solve the equation."""
+    import sympy
+
+    symbolic: list[Any] = [
+        size
+        for node in nodes
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+        for size in map(_any, value.shape)
+        if isinstance(size, torch.SymInt)
+    ]
+    sizes = {size.node.expr: size for size in symbolic if size.node.expr.is_Symbol}
+    if not sizes:
+        return
+    environment = next(iter(sizes.values())).node.shape_env
+    for guard in list(environment.guards):
+        relation = environment.replace(guard.expr)
+        if not isinstance(relation, sympy.Eq) or not relation.free_symbols <= sizes.keys():
+            continue
+        if not _decides_code(guard):
+            continue
+        left, right = (
+            sorted(side.free_symbols - other.free_symbols, key=str)
+            for side, other in ((relation.lhs, relation.rhs), (relation.rhs, relation.lhs))
+        )
+        for chosen in permutations(left, len(right)) if len(left) == len(right) else ():
+            pairs = dict(zip(right, chosen, strict=True))
+            alike = all(sizes[one].node.hint == sizes[other].node.hint for one, other in pairs.items())
+            if alike and sympy.expand(relation.lhs - relation.rhs.xreplace(pairs)) == 0:
+                for one, other in pairs.items():
+                    _any(torch)._check(sizes[one] == sizes[other])
+                break
 
 
 def guards_of(
@@ -63,6 +100,11 @@ def guards_of(
         if relation.free_symbols and relation.free_symbols <= names.keys() and _decides_code(guard):
             found.setdefault(relation, Guard(relation, _text(relation.xreplace(names))))
     return tuple(found.values())
+
+
+def _any(value: Any) -> Any:
+    """A value of which type checkers know nothing: a size is said to be an int, which has no symbols."""
+    return value
 
 
 def _decides_code(guard: Any) -> bool:

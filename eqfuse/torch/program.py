@@ -23,7 +23,7 @@ from eqfuse.errors import BindError, EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
 from eqfuse.terms.arguments import is_tracked
-from eqfuse.torch.guards import Guard, guards_of
+from eqfuse.torch.guards import Guard, equate_alike, guards_of
 from eqfuse.torch.positions import Size, is_real_size
 from eqfuse.torch.stops import Seen, with_detached_blocks
 from eqfuse.torch.text import Text, text_of
@@ -179,6 +179,7 @@ def from_torch(
         )
     arguments, takes = pytree.tree_flatten((examples, dict(kwargs or {})))
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    equate_alike(nodes)
     names: dict[str, str] = {}
     for node, spec in zip(nodes, inputs.input_specs, strict=True):
         word = spec.target or node.name
