@@ -341,3 +341,20 @@ def _masked(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, first: int, value
     i, j = torch.arange(40)[:, None], torch.arange(40)[None]
     scores = torch.where((j <= i) & (j >= first), Q @ K.mT * 0.5, value)
     return torch.softmax(scores, -1) @ V
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "k: axis[3]\nl: axis[4]\nc = all[k,l](l == 0)",
+        "x: i32[i,j]\ny[i] = max[j](where(j <= i, x[i,j], -7))",
+        "y[i] = max[j](where(j <= i, x[i,j], -7))",
+        "x: i32[i,j]\nn[j] = j + 1\ny[i] = min[j](where(j <= i, x[i,j] * n[j], 5)) + 0 * sum[j](n[j])",
+    ],
+)
+@pytest.mark.parametrize("prefer", [None, "multi_pass"])
+def test_integers_have_no_infinity_in_the_place_of_a_number(source: str, prefer: str | None) -> None:
+    x = np.random.default_rng(0).integers(-9, 9, (5, 6)).astype(np.int32)
+    kernel = eq.compile(source, target="cpu", native="off", prefer=prefer)
+    given = {"x": x} if "x[" in source else {}
+    np.testing.assert_array_equal(kernel(**given), eq.reference(source)(**given))

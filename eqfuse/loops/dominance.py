@@ -52,6 +52,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.types import kind
 
 VANISHING = frozenset({"exp", "sigmoid"})
 """Functions that are never 0 of a real number, and are 0 in floats far below 0."""
@@ -85,7 +86,7 @@ def parted(loop: Loop, program: Program, ascending: Ascending = ()) -> Parted | 
         if not is_mask(program, predicate) or not _is_range(predicate, loop.axis, ascending):
             continue
         for masked in (False, True):
-            number = _number(loop, predicate, masked)
+            number = _number(loop, predicate, masked, program)
             if number is None or vanishes(loop, predicate, masked):
                 continue
             nothing = LOW if number < 0 else HIGH
@@ -171,12 +172,21 @@ def of_rows(loop: Loop, parts: Parted, needed: Expr) -> Loop:
     return replace(loop, carried=tuple(carried), body=tuple(made))
 
 
-def _number(loop: Loop, predicate: Expr, masked: bool) -> float | None:
-    """The finite number that is chosen where a predicate has a truth value; None where there is none."""
-    for stmt in loop.body:
-        for node in walk(stmt.expr) if isinstance(stmt, Let) else ():
+def _number(loop: Loop, predicate: Expr, masked: bool, program: Program) -> float | None:
+    """The finite number that is chosen among reals where a predicate has a truth value; None where there is none. Integers have no
+    infinity that could stand in its place."""
+    lets = [stmt for stmt in loop.body if isinstance(stmt, Let)]
+    dtypes = {tensor.name: tensor.dtype for tensor in program.tensors if tensor.dtype}
+    dtypes |= dict.fromkeys((*program.integers, *program.integer_tensors), "i64")
+    for stmt in lets:
+        if kind(stmt.expr, dtypes) != "real":
+            dtypes[stmt.name] = "i64"
+    for stmt in lets:
+        for node in walk(stmt.expr):
             match node:
                 case Call("where", (condition, left, right)) if condition is predicate:
+                    if kind(node, dtypes) != "real":
+                        return None
                     match left if masked else right:
                         case Const(float() | int() as number) if math.isfinite(number) and number != 0:
                             return number
