@@ -34,7 +34,8 @@ def panels() -> tuple[str, str, str]:
     loop = re.search(r"\n( +for j_start in .*?)\n    #", kernel.triton, re.DOTALL)
     if merge is None or loop is None:
         raise RuntimeError("the merge or the loop is printed in another form")
-    return PROGRAM, _flush(merge[1]), _flush(loop[1])
+    states, footnote = re.split(r"\n(?=  repairs)", merge[1])
+    return PROGRAM, f"{_flush(states)}\n{_flush(footnote)}", _flush(loop[1])
 
 
 def _flush(text: str) -> str:

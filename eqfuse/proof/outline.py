@@ -29,9 +29,13 @@ from eqfuse.proof.nodes import (
 from eqfuse.proof.notation import Names, Notation
 from eqfuse.proof.sentences import conditions, sentence
 from eqfuse.proof.syntax import Position, Term, term, transform, walk
+from eqfuse.rules.egraph.encode import Encoder
+from eqfuse.rules.repairs import HEADING, Repairs, written_name
 from eqfuse.rules.rule import Rule
+from eqfuse.rules.split import reads_state
 from eqfuse.rules.tables import algebra
 from eqfuse.terms.folds import fold_of
+from eqfuse.terms.nodes import Const, Expr, Local, Scalar
 
 Detail = Literal["short", "full"]
 
@@ -42,7 +46,7 @@ SAVED = 30
 MOST_NAMES = 9
 
 GUARDS = "where a factor has no inverse yet, the state is the identity and any finite factor is right"
-"""Why a value may be run with guards (rules/guards.py): no equality, so a step of its own kind."""
+"""Why a value may be run with guards (docs/repairs.md): no equality, so a step of its own kind."""
 
 HELPERS = frozenset(rule.name for rule in (*algebra.SIMPLIFY.rules, *algebra.EXPAND.rules))
 """Unit laws and quotients or differences of like forms: consecutive ones make one line of the short form."""
@@ -102,6 +106,8 @@ class Outline:
     abbreviations: dict[Term, str] = field(default_factory=dict)
     _introduced: set[str] = field(default_factory=set)
     _repeats: int = 0
+    _repairs: Repairs = field(default_factory=Repairs)
+    _unread: dict[Term, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         proof = self.proof
@@ -179,6 +185,7 @@ class Outline:
                 yield from self._merged(state, state.combine, parts)
             else:
                 yield from self._result(state, state.combine)
+        yield from self._forms(group)
         finishes = [s for s in group.states if s.finish is not None]
         if finishes:
             yield Prose("at the end, where a factor never had an inverse, what the unfused program gives:")
@@ -197,23 +204,70 @@ class Outline:
 
     def _merged(self, state: StateProof, merged: Merged, names: Names) -> Iterator[Block]:
         own = {t: n for t, n in names.items() if t is not merged.definition}
-        shorter = self._repeated([*(step.after for step in merged.steps), merged.value], own)
+        value = self._repaired(merged.value)
+        shorter = self._repeated([*(step.after for step in merged.steps), value], own)
         own = {**shorter, **own}
         yield from self._lets(shorter, own)
         yield Equation(f"{state.name}_new", merged.definition, own)
         yield from self._chain(merged.steps, own)
         if any(n.head in ("Finite", "Invertible") for n in walk(merged.value)):
-            yield Line(merged.value, None, ("guards",), (GUARDS,), (), (), own)
+            yield Line(value, None, ("guards",), (GUARDS,), (), (), own)
         elif (combined := _combined(merged.value)) is not merged.value:
             yield Line(combined, None, ("definition",), ("the combination written out",), (), (), own)
 
     def _result(self, state: StateProof, merged: Merged) -> Iterator[Block]:
         """What a chain ends at, and its rules, without its steps."""
-        shorter = self._repeated([merged.value], self.abbreviations)
+        value = self._repaired(merged.value)
+        shorter = self._repeated([value], self.abbreviations)
         own = {**shorter, **self.abbreviations}
         used = ", ".join(_names_of(merged.steps))
         yield from self._lets(shorter, own)
-        yield Equation(f"{state.name}_new", merged.value, own, f"by {used}" if used else "")
+        yield Equation(f"{state.name}_new", value, own, f"by {used}" if used else "")
+
+    def _repaired(self, value: Term) -> Term:
+        """A value of a merge in the notation of rules/repairs.py."""
+        shown = self._repairs.shown(self._expression(value))
+        return self._term(shown) if self._repairs.forms([shown]) else value
+
+    def _forms(self, group: GroupProof) -> Iterator[Block]:
+        """What the repairs of a group are."""
+        merged = [m for s in group.states for m in (s.update, s.combine) if m is not None]
+        forms = self._repairs.forms(self._repairs.shown(self._expression(m.value)) for m in merged)
+        if forms:
+            yield Prose(HEADING)
+        for name, form in forms:
+            yield Equation(name, self._term(form), self.abbreviations)
+
+    def _expression(self, root: Term) -> Expr:
+        """The expression of a term, where what reads no state is a scalar."""
+        encoder = Encoder()
+        found: dict[Term, Expr] = {}
+        for node in walk(root):
+            args = tuple(found[arg] for arg in node.args)
+            match node.head, node.words:
+                case "Local", (name,):
+                    found[node] = Local(name, ())
+                case "Num", (text,):
+                    found[node] = Const(float(text))
+                case _ if node.head not in ("Leaf", "Red") and any(map(reads_state, args)):
+                    found[node] = encoder.decode(node.head, node.words, args)
+                case _:
+                    found[node] = self._unread.setdefault(node, Scalar(f"?{len(self._unread)}"))
+        return found[root]
+
+    def _term(self, expr: Expr) -> Term:
+        unread = {scalar.name: root for root, scalar in self._unread.items()}
+
+        def step(node: Term) -> Term:
+            match node.head, node.words:
+                case "Leaf", (text,):
+                    return unread.get(text, node)
+                case "Apply2", (fn,):
+                    return term("Apply2", (written_name(fn),), node.args)
+                case _:
+                    return node
+
+        return transform(reading(expr), step)
 
     def _repeated(self, roots: Sequence[Term], known: Names) -> dict[Term, str]:
         """Names for what is repeated in these terms: r1, r2, ... through the whole outline."""

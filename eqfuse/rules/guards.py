@@ -109,7 +109,7 @@ def guarded(guard: str, value: Expr) -> Expr:
         case Call("finite", (shift,)) if guard == "finite" and _may_be_undefined(shift):
             # inf - inf at first is NaN, which `finite` keeps
             return call("where", call("eq", shift, shift), value, Const(0))
-        case Call(fn, _) if fn == guard or (fn == "where" and guard == "finite" and _is_guard(value)):
+        case Call(fn, _) if fn == guard or (fn == "where" and guard == "finite" and is_guard(value)):
             return value
         case Call("neg", (a,)):
             return call("neg", guarded(guard, a))
@@ -133,7 +133,7 @@ def _scales(factor: Expr) -> bool:
     return isinstance(factor, Const) and factor.value != 0
 
 
-def _is_guard(expr: Expr) -> bool:
+def is_guard(expr: Expr) -> bool:
     """Whether `expr` is what `guarded` makes of a value."""
     match expr:
         case Call("where", (Call("eq", (a, b)), Call("finite", (c,)), Const(0))):
@@ -144,15 +144,15 @@ def _is_guard(expr: Expr) -> bool:
             return False
 
 
-def _accumulates(expr: Expr) -> bool:
+def accumulates(expr: Expr) -> bool:
     """Whether a state is read outside any guard."""
-    return isinstance(expr, Local) or (not _is_guard(expr) and any(map(_accumulates, children(expr))))
+    return isinstance(expr, Local) or (not is_guard(expr) and any(map(accumulates, children(expr))))
 
 
 def _may_be_undefined(expr: Expr, joints: Collection[str] = ("add", "sub", "mul", "div")) -> bool:
     """Whether `expr` combines two values of states that nothing guards, as inf - inf or inf * 0."""
     return any(
-        isinstance(node, Call) and node.fn in joints and all(map(_accumulates, node.args))
+        isinstance(node, Call) and node.fn in joints and all(map(accumulates, node.args))
         for node in walk(expr)
     )
 
@@ -313,7 +313,7 @@ def finite_states(value: Expr, names: frozenset[str]) -> Expr:
     """`value` with these states guarded where they are read outside any guard."""
     if isinstance(value, Local) and value.name in names:
         return guarded("finite", value)
-    if _is_guard(value):
+    if is_guard(value):
         return value
     return rebuild(value, tuple(finite_states(part, names) for part in children(value)))
 
@@ -337,7 +337,7 @@ def total_factors(value: Expr, op: str, bounded: bool, masked: bool) -> Expr:
     def step(node: Expr) -> Expr:
         if isinstance(node, Call) and node.fn == "mul":
             for factor, state in (node.args, node.args[::-1]):
-                if any(map(_is_guard, walk(factor))) and not _accumulates(factor) and _accumulates(state):
+                if any(map(is_guard, walk(factor))) and not accumulates(factor) and accumulates(state):
                     return times(factor, state)
         return node
 

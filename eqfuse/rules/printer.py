@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from eqfuse.rules.merge import Group
+from eqfuse.rules.repairs import HEADING, Repairs
 from eqfuse.terms.folds import combined, fold_of, ranks_of
 from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, children, replaced, transform, walk
 from eqfuse.terms.printer import show
@@ -23,7 +24,8 @@ class MergeText:
 
 
 def show_group(group: Group) -> str:
-    """States, then the merge of two partial states, the update of a rolling loop, and final recoveries."""
+    """States, then the merge of two partial states, the update of a rolling loop, and final recoveries; repairs in
+    the notation of rules/repairs.py."""
     lines = [f"over {group.axis}:"]
     for state in group.states:
         note = "    # added to close the merge" if state.auxiliary else ""
@@ -32,13 +34,18 @@ def show_group(group: Group) -> str:
         lines.append("  not fused:")
         lines += [f"    {show(o.factor)}: {o.condition}" for o in group.obstacles]
         return "\n".join(lines)
-    lines.append("  two parts a and b:")
-    lines += _section([(f"{c.state}_new", _combined(c.value)) for c in group.merge.combine])
-    lines.append("  what a loop has seen, and the next tile:")
+    repairs = Repairs()
+    parts = [(f"{c.state}_new", repairs.shown(_combined(c.value))) for c in group.merge.combine]
     steps: list[tuple[str, Expr]] = []
     for update in group.merge.update:
         steps += [(part.name, Reduce(part.op, group.axis, part.body)) for part in update.parts]
-        steps.append((f"{update.state}_new", _combined(update.value)))
+        steps.append((f"{update.state}_new", repairs.shown(_combined(update.value))))
+    lines.append("  two parts a and b:")
+    lines += _section(parts)
+    if forms := repairs.forms(value for _, value in (*parts, *steps)):
+        lines.append(f"  {HEADING}")
+        lines += [f"    {name} = {show(form)}" for name, form in forms]
+    lines.append("  what a loop has seen, and the next tile:")
     lines += _section(steps)
     if group.merge.finish:
         lines.append("  at the end, where a factor was never invertible:")
