@@ -249,6 +249,45 @@ def test_what_a_division_by_zero_leads_to_stands_for_nan(form: str, ok: bool, fa
     assert ok or np.isnan(certificate.counterexample.expected)  # type: ignore[union-attr]
 
 
+ABSORBING = "m[i] = exp({} * x[i,0])\n"
+"""Up to 1e19: what is added to such a number is lost in part, or altogether."""
+
+
+@pytest.mark.parametrize(
+    ("absorbed", "right", "wrong"),
+    [
+        ("min((m[i] + x[i,1]) - m[i], z[i])", "min(x[i,1], z[i])", "x[i,1]"),
+        ("max[j](abs((m[i] + x[i,j]) - m[i]))", "max[j](abs(x[i,j]))", "max[j](x[i,j])"),
+        (
+            "where((m[i] + x[i,1]) - m[i] > z[i], x[i,1], 0)",
+            "where(x[i,1] > z[i], x[i,1], 0)",
+            "where(x[i,1] > z[i], 0, x[i,1])",
+        ),
+        ("round((m[i] + 3*x[i,1]) - m[i])", "round(3*x[i,1])", "round(x[i,1])"),
+        ("round(f16(m[i] + x[i,1] - m[i]))", "round(f16(x[i,1]))", "round(x[i,1])"),
+        ("sign((m[i] + x[i,1]) - m[i]) * z[i]", "sign(x[i,1]) * z[i]", "z[i]"),
+    ],
+)
+def test_an_order_that_rounding_leaves_open_is_no_difference(absorbed: str, right: str, wrong: str) -> None:
+    program, extents = parse(f"{ABSORBING.format(22)}y[i] = {absorbed}"), {"i": 3, "j": 4}
+
+    def stage(text: str) -> Stage:
+        return Stage.of_program("stage", parse(f"y[i] = {text}"), extents)
+
+    certificate = check_stages(program, [stage(right)])
+    assert certificate.ok and certificate.stages[0].signs > 0
+    certificate = check_stages(program, [stage(wrong)])
+    assert not certificate.ok and certificate.counterexample is not None
+
+
+@pytest.mark.parametrize("stage", ["min(x[i,1], z[i])", "x[i,1]", "z[i]"])
+def test_where_every_order_is_open_nothing_is_verified(stage: str) -> None:
+    program = parse("m[i] = exp(50 + x[i,0])\ny[i] = min((m[i] + x[i,1]) - m[i], z[i])")
+    form = Stage.of_program("stage", parse(f"y[i] = {stage}"), {"i": 3})
+    certificate = check_stages(program, [form], special="ignored")
+    assert not certificate.ok and certificate.reason.startswith("too little could be compared")
+
+
 def test_conditions_with_one_side_only_are_told() -> None:
     text = "y[i] = sum[j](where(i - j < 5000000, x[i,j], 0))"
     certificate = equivalent(text, text)

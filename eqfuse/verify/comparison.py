@@ -12,7 +12,7 @@ import numpy.typing as npt
 from eqfuse.verify.certificate import (
     Counterexample,
 )
-from eqfuse.verify.field.array import POLE, TWISTED, UNDEFINED, FieldArray
+from eqfuse.verify.field.array import OPEN, POLE, TWISTED, UNDEFINED, FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.homomorphisms import HASHED_EXP, HASHED_POINT
 from eqfuse.verify.field.modular import Truths
@@ -61,6 +61,8 @@ class Tally:
     straight: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     alive: dict[str, Truths] = field(default_factory=dict)
     finite: dict[str, Truths] = field(default_factory=dict)
+    # Positions that differed where rounding leaves an order open: only elements without such an order count there.
+    doubtful: dict[str, Truths] = field(default_factory=dict)
     failure: str = ""
     counterexample: Counterexample | None = None
     # Whether residues alone differ, where real values are equal as far as hashes let them be; or real values alone.
@@ -75,6 +77,7 @@ class Tally:
             straight=dict(self.straight),
             alive=dict(self.alive),
             finite=dict(self.finite),
+            doubtful=dict(self.doubtful),
         )
 
     def least(self) -> int:
@@ -134,8 +137,25 @@ def compare(
             undefined = ~(left.lacks(UNDEFINED) & right.lacks(UNDEFINED)) & ~_of_trials(lost, left)
             real = undefined & _are_apart(left, right, apart) if undefined.any() else np.False_
         left, right = (_without(side, lost) for side in (left, right))
+        open_ = ~(left.lacks(OPEN) & right.lacks(OPEN))
+        if left.shape and domain.undecided.any():
+            open_ |= _of_trials(domain.undecided, left)
         near = CLOSE if domain.opaque & {HASHED_EXP, HASHED_POINT} else None
-        if not _compare_output(name, left, right, inputs, tally, stage, special, defined, near, apart, real):
+        if not _compare_output(
+            name,
+            left,
+            right,
+            inputs,
+            tally,
+            stage,
+            special,
+            defined,
+            near,
+            apart,
+            real,
+            open_,
+            domain.careful,
+        ):
             return False
     return True
 
@@ -184,9 +204,13 @@ def _compare_output(
     near: float | None,
     apart: float,
     real: Truths | np.bool_,
+    open_: Truths,
+    careful: bool,
 ) -> bool:
     """Where `near` is given, real values that are so near decide nothing against residues. What is further `apart` is no
-    hash's doing. Elements of which real values tell that they differ, and no residue, are `real`."""
+    hash's doing. Elements of which real values tell that they differ, and no residue, are `real`. An order was taken for those
+    that are `open_` that rounding does not tell: they may differ, and where they do other open elements of the position count for
+    nothing. A domain that is not `careful` does not tell which are open."""
     decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
     straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
     finite, finite_too = np.isfinite(expected.shadow), np.isfinite(found.shadow)
@@ -209,8 +233,11 @@ def _compare_output(
     if near is not None:
         with np.errstate(invalid="ignore"):
             undecided = undecided | usable & (np.abs(expected.shadow - found.shadow) <= near * scale) & ~same
+    if open_.any():
+        undecided = undecided | usable & ~same & open_
     wrong = usable & ~same & ~undecided | real
     lost = gained = infinite = no_elements
+    told = decided & ~open_
     if not (finite.all() and finite_too.all()):
         misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
         misplaced &= ~np.isnan(found.shadow) | (special != "lost")
@@ -218,11 +245,11 @@ def _compare_output(
         divided = ~expected.lacks(POLE) & (np.isinf(found.shadow) | ~found.lacks(POLE))
         misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & ~divided & plain
         hard = inputs.hard.reshape(-1, *(1,) * (expected.shadow.ndim - 1))
-        misplaced &= decided & (special != "ignored") & ~hard
-        lost = decided & finite & ~finite_too
+        misplaced &= told & (special != "ignored") & ~hard
+        lost = told & finite & ~finite_too
         if special == "lost":  # what an infinity among the inputs was lost to may be divided by another one
             lost &= plain | ~np.isnan(found.shadow)
-        gained = decided & finite_too & ~finite
+        gained = told & finite_too & ~finite
         wrong |= (
             misplaced | {"reference": lost & ~hard, "same": lost | gained, "common": no_elements}[defined]
         )
@@ -233,7 +260,7 @@ def _compare_output(
             values = np.isinf(expected.shadow) & expected.lacks(POLE) | np.isinf(found.shadow) & found.lacks(
                 POLE
             )
-            wrong |= decided & values & (expected.shadow != found.shadow) & ~finite & ~finite_too
+            wrong |= told & values & (expected.shadow != found.shadow) & ~finite & ~finite_too
         infinite = decided & given & np.isinf(expected.shadow) & (expected.shadow == found.shadow)
     agreed = usable & same & (close | straight)
     tally.compared += int(agreed.sum()) + int(infinite.sum())
@@ -245,8 +272,15 @@ def _compare_output(
     tally.special += int((decided & ~finite & ~infinite).sum())
     independent = inputs.independent
     residues = agreed & straight & bool(pairs)
+    differing = (open_ & decided & (usable & ~same | (finite != finite_too))).any(0)
+    doubted = tally.doubtful.get(name, np.zeros((), dtype=bool))
+    doubtful = doubted | differing
+    if doubtful.any():
+        tally.doubtful[name] = doubtful
+    counted = ~doubtful | ~open_ & careful
     for counts, elements in ((tally.counts, agreed | infinite), (tally.straight, residues)):
-        counts[name] = counts.get(name, 0) + elements[independent].sum(0)
+        so_far = np.where(differing & ~doubted, 0, counts.get(name, 0))
+        counts[name] = so_far + (elements & counted)[independent].sum(0)
     if defined != "reference" and not (expected.rooted or found.rooted):
         with np.errstate(invalid="ignore", over="ignore"):  # an infinite reach allows everything
             reach = UNEXPLAINED * np.maximum(scale, np.abs(found.shadow))

@@ -105,7 +105,7 @@ class Arithmetic(FieldState):
         """Trials in which an infinity is multiplied or divided by a number whose sign rounding leaves open."""
         infinite = np.isinf(x.shadow)
         if infinite.any():
-            self._note_beyond_floats(infinite & open_sign(y))
+            self._note_undecided(infinite & open_sign(y))
 
     def _product(self, x: FieldArray, y: FieldArray, shadow: Reals) -> FieldArray:
         p = None if x.p is None or y.p is None else x.p * y.p % self.p
@@ -147,7 +147,7 @@ class Arithmetic(FieldState):
         if self.careful:
             result.error = rounding.of_quotient(result.shadow, y.shadow, x.error, y.error)
             if pole.any():
-                self._note_beyond_floats(pole & open_sign(x))
+                self._note_undecided(pole & open_sign(x))
             self._note_open_infinities(x, y)
         zero = result.shadow == 0
         if zero.any():

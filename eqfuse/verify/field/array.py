@@ -13,9 +13,9 @@ import numpy.typing as npt
 from eqfuse.verify.field.exponent_sums import Known, Split
 from eqfuse.verify.field.modular import Reals, Residues, Truths
 
-UNDEFINED, TWISTED, SIGNED, POLE = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
+UNDEFINED, TWISTED, SIGNED, POLE, OPEN = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8), np.uint8(16)
 """Marks of elements: no value at all; a value by continuation of a root to non-squares; one of a logarithm; made
-from an infinity or NaN that finite numbers gave."""
+from an infinity or NaN that finite numbers gave; one of several numbers that rounding errors leave in no order."""
 Marks = npt.NDArray[np.uint8]
 
 LEAST = 5e-324
@@ -116,8 +116,8 @@ def clear_zeros(value: FieldArray) -> None:
 
 
 def is_zero(x: FieldArray) -> Truths:
-    """Where a value is 0, and not for want of a residue."""
-    zero: Truths = (x.shadow == 0) & x.lacks(UNDEFINED)
+    """Where a value is 0, and not for want of a residue, or by an order that is open."""
+    zero: Truths = (x.shadow == 0) & x.lacks(UNDEFINED | OPEN)
     return zero & (x.p == 0) if x.p is not None else np.zeros_like(zero)
 
 

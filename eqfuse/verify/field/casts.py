@@ -18,7 +18,7 @@ import numpy as np
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import Call, Expr, Program, Reduce, walk
-from eqfuse.verify.field.array import UNDEFINED, FieldArray, extreme, settled_by_residues
+from eqfuse.verify.field.array import OPEN, UNDEFINED, FieldArray, extreme, settled_by_residues
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Residues, Truths
 from eqfuse.verify.field.uninterpreted import STEPS, WHOLE
@@ -84,7 +84,6 @@ class CastAware(FieldDomain):
         mine, other = rounded_of(x), rounded_of(y)
         if fn == "abs" and x.rounded is not None:
             other = super().call("neg", [mine])
-        self._note_unclear(mine, other)
         turn = -1.0 if fn == "minimum" else 1.0
         with np.errstate(invalid="ignore"):
             after = settled_by_residues(y, x) if turn > 0 else settled_by_residues(x, y)
@@ -97,9 +96,13 @@ class CastAware(FieldDomain):
             first = self.supposed.instead(first if below else ~first, mine, other) ^ (not below)
         self.interpreted.add(fn)
         found = super().where(first, x, y)
+        companion = super().where(first, mine, other)
         if self.careful:
             self._mark_lost(found, equal & np.isfinite(mine.shadow), x, y)
-        return replace(found, rounded=super().where(first, mine, other))
+            unclear = self._unclear(mine, other)
+            self._mark_open(found, unclear, x.error, y.error)
+            self._mark_open(companion, unclear, mine.error, other.error)
+        return replace(found, rounded=companion)
 
     def compare(self, fn: str, left: FieldArray, right: FieldArray) -> Truths:
         return super().compare(fn, rounded_of(left), rounded_of(right))
@@ -130,6 +133,9 @@ class CastAware(FieldDomain):
             chosen = found.each(lambda each: np.expand_dims(each, axis))
             other = equal & np.isfinite(best) & ~self._same(value, chosen)
             self._mark_lost(found, np.asarray(other.any(axis)))
+            unclear = ~first.lacks(OPEN).reshape(rest)
+            for part in (found, companion):
+                self._mark_open(part, unclear, None if first.error is None else first.error.reshape(rest))
         return replace(found, rounded=companion)
 
     def _equal(self, left: FieldArray, right: FieldArray) -> Truths:
@@ -183,22 +189,30 @@ class CastAware(FieldDomain):
             known = np.asarray(self._floats.call(fn, values), dtype=np.float64)
         marks = [np.zeros((), np.uint8) if arg.marks is None else arg.marks for arg in args]
         marked = np.broadcast_to(np.bitwise_or.reduce(np.broadcast_arrays(*marks)), known.shape)
-        return FieldArray(
+        found = FieldArray(
             _dyadic(known, self.p), _dyadic(known, self.q), known, marked if marked.any() else None
         )
+        if self.careful and len(args) == 1:
+            with np.errstate(all="ignore"):
+                error = self._error_of(fn, known, args[0])
+                self._mark_open(found, (error > 0.5) & ~self._is_half(args[0]), error)
+        return found
 
     def _cast(self, dtype: str, value: FieldArray) -> FieldArray:
         """The number that a value is rounded to."""
         known = self._floats.call(dtype, [value.shadow])
+        exact = (known == value.shadow) | ~np.isfinite(known)
+        rounded = np.where(np.isfinite(known), known, value.shadow)
+        found = FieldArray(_dyadic(rounded, self.p), _dyadic(rounded, self.q), rounded, value.marks)
+        found = self.where(exact, value, found) if exact.any() else found
         if self.careful and value.error is not None:  # which number it is rounded to may be open
             low, high = (
                 np.asarray(self._floats.call(dtype, [value.shadow + sign * value.error])) for sign in (-1, 1)
             )
-            self._note_beyond_floats((low != high) & np.isfinite(value.shadow))
-        exact = (known == value.shadow) | ~np.isfinite(known)
-        rounded = np.where(np.isfinite(known), known, value.shadow)
-        found = FieldArray(_dyadic(rounded, self.p), _dyadic(rounded, self.q), rounded, value.marks)
-        return self.where(exact, value, found) if exact.any() else found
+            with np.errstate(invalid="ignore"):
+                error = np.nan_to_num(np.maximum(known - low, high - known), nan=np.inf)
+            self._mark_open(found, (low != high) & np.isfinite(value.shadow), error)
+        return found
 
 
 def rounded_of(value: FieldArray) -> FieldArray:

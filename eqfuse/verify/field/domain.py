@@ -142,7 +142,10 @@ class FieldDomain(Homomorphisms):
                 lines = np.ogrid[tuple(map(slice, at.shape))]
                 found = value.each(itemgetter((*lines[:axis], at, *lines[axis + 1 :])))
                 if value.error is not None:
-                    self._note_unclear(value, found)
+                    unclear = self._unclear(value, found)
+                    if unclear.any():
+                        errors = np.where(unclear, value.error, 0.0).max(axis, keepdims=True)
+                        self._mark_open(found, np.asarray(unclear.any(axis, keepdims=True)), errors)
                 return found.each(lambda part: part.reshape(rest))
         raise ValueError(f"{op} is not a reduction")
 
@@ -200,9 +203,7 @@ class FieldDomain(Homomorphisms):
                 (open_sign(left), np.isinf(right.shadow)),
             ):
                 if one.any() and by.any():
-                    self._note_beyond_floats(
-                        sums(one.astype(np.float64), by.astype(np.float64), np.matmul) > 0
-                    )
+                    self._note_undecided(sums(one.astype(np.float64), by.astype(np.float64), np.matmul) > 0)
             clear_zeros(result)
         return self._settle(result, *lines)
 

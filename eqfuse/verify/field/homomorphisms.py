@@ -98,8 +98,8 @@ class Homomorphisms(Uninterpreted):
         marks = joined_marks(marked(SIGNED, positive & ~straight), marked(UNDEFINED, positive & ~usable))
         result = FieldArray(None, q, np.log(x.shadow), marks)
         if self.careful:
-            self._note_unclear(x)
             result.error = rounding.of_function(np.log, result.shadow, x.shadow, x.error)
+            self._mark_open(result, self._unclear(x))
         return self._settle(result, x, poles=~positive)
 
     def _sqrt(self, x: FieldArray) -> FieldArray:
@@ -115,8 +115,8 @@ class Homomorphisms(Uninterpreted):
         square = x.q if q is None else None
         result = FieldArray(root, q, np.sqrt(real), marked(TWISTED, twisted), rooted=True, square=square)
         if self.careful:
-            self._note_unclear(x)
             result.error = rounding.of_function(_root, result.shadow, x.shadow, x.error)
+            self._mark_open(result, self._unclear(x))
         return self._settle(result, x, poles=real < 0)
 
     def _tanh(self, x: FieldArray) -> FieldArray:

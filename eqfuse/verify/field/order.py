@@ -7,6 +7,7 @@ import numpy as np
 from eqfuse.verify.field import rounding
 from eqfuse.verify.field.arithmetic import Arithmetic
 from eqfuse.verify.field.array import (
+    OPEN,
     UNDEFINED,
     FieldArray,
     is_zero,
@@ -20,6 +21,8 @@ from eqfuse.verify.field.array import (
 from eqfuse.verify.field.exponent_sums import chosen
 from eqfuse.verify.field.modular import Reals, Residues, Truths, power
 
+_BOTH_SIGNS = np.array(2.0)
+"""How far 1 and -1 are apart."""
 PIECE = 4096
 """Elements that are tried at a time where one is sought."""
 
@@ -31,7 +34,7 @@ class Order(Arithmetic):
         if fn in ("gt", "ge"):
             return self.compare({"gt": "lt", "ge": "le"}[fn], right, left)
         same = self._same(left, right)
-        self._note_unclear(left, right)
+        self._note_undecided(self._unclear(left, right))
         with np.errstate(invalid="ignore"):
             match fn:
                 case "eq":
@@ -78,31 +81,40 @@ class Order(Arithmetic):
             result.error = np.broadcast_to(error, result.shape)
         return result
 
-    def _note_unclear(self, x: FieldArray, y: FieldArray | None = None) -> None:
-        """Trials in which rounding leaves open which of two different numbers is the greater; of one and 0, where there
+    def _unclear(self, x: FieldArray, y: FieldArray | None = None) -> Truths:
+        """Elements of which rounding leaves open which of two different numbers is the greater; of one and 0, where there
         is one."""
-        if y is None:
-            unclear = rounding.unclear(x.shadow, 0.0, x.error)
-            if unclear is not None and unclear.any():
-                self._note_beyond_floats(unclear & ~is_zero(x) & ~known_zero(x))
-            return
-        unclear = rounding.unclear(x.shadow, y.shadow, x.error, y.error)
-        if unclear is not None and unclear.any():
-            self._note_beyond_floats(unclear & ~self._same(x, y))
+        other, error = (0.0, None) if y is None else (y.shadow, y.error)
+        unclear = rounding.unclear(x.shadow, other, x.error, error)
+        if unclear is None or not unclear.any():
+            return np.zeros((), dtype=bool)
+        return unclear & ~(is_zero(x) | known_zero(x) if y is None else self._same(x, y))
+
+    def _mark_open(self, result: FieldArray, unclear: Truths, *errors: rounding.Error) -> FieldArray:
+        """The result, one of some numbers, with marks where rounding leaves open which one. Its error is the largest of these
+        errors there."""
+        if unclear.any():
+            self._note_beyond_floats(unclear)
+            result.marks = joined_marks(result.marks, marked(OPEN, unclear), shape=result.shape)
+            for error in errors:
+                if error is not None:
+                    known = 0.0 if result.error is None else result.error
+                    result.error = np.where(unclear, np.maximum(known, error), known)
+        return result
 
     def _maximum(self, x: FieldArray, y: FieldArray) -> FieldArray:
-        self._note_unclear(x, y)
         first = (x.shadow >= y.shadow) & ~settled_by_residues(y, x) | np.isnan(x.shadow)
-        return self.where(~self.supposed.instead(~first, x, y), x, y)
+        result = self.where(~self.supposed.instead(~first, x, y), x, y)
+        return self._mark_open(result, self._unclear(x, y), x.error, y.error)
 
     def _minimum(self, x: FieldArray, y: FieldArray) -> FieldArray:
-        self._note_unclear(x, y)
         first = (x.shadow <= y.shadow) & ~settled_by_residues(x, y) | np.isnan(x.shadow)
-        return self.where(self.supposed.instead(first, x, y), x, y)
+        result = self.where(self.supposed.instead(first, x, y), x, y)
+        return self._mark_open(result, self._unclear(x, y), x.error, y.error)
 
     def _abs(self, x: FieldArray) -> FieldArray:
-        self._note_unclear(x)
         result = self.where(self.supposed.instead(x.shadow < 0, x), self._neg(x), x)
+        self._mark_open(result, self._unclear(x))
         if not result.rooted and result.p is not None:
             finite = np.isfinite(x.shadow) & x.lacks(UNDEFINED)
             result.rooted = self._any_without_root(result.p[np.broadcast_to(finite, result.p.shape)])
@@ -116,14 +128,14 @@ class Order(Arithmetic):
     def _from_shadow(self, integers: Reals, x: FieldArray) -> FieldArray:
         """What depends on the shadow alone. Of NaN it may be a number (the sign of NaN is 0), which a stage that has an infinity
         there need not have."""
-        self._note_unclear(x)
+        unclear = self._unclear(x)
         if self.supposed:
             below = self.supposed.instead(integers < 0, x)
             integers = np.where(below, -1.0, np.where(integers < 0, 1.0, integers))
         result = self.lift(np.nan_to_num(integers))
         left_open = marked(UNDEFINED, np.isnan(x.shadow)) if not self.signs_of_nan else None
         result.shadow, result.marks = integers, joined_marks(x.marks, left_open)
-        return result
+        return self._mark_open(result, unclear, _BOTH_SIGNS)
 
     def _finite(self, x: FieldArray) -> FieldArray:
         infinite = np.isinf(x.shadow)

@@ -22,7 +22,8 @@ class FieldState:
     `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque (they are
     identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real value
     overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
-    rounding errors leave an order open, and not those in which a value `vanished`, which has an error there.
+    rounding errors leave an order open, and not those in which a value `vanished`, which has an error there. Of these, `undecided`
+    are those in which a condition or a step is open, which no element tells; numbers of which one was taken are marked `OPEN`.
     Signs of NaN, which are 0, are values where `signs_of_nan`, and undefined elsewhere. `trials` is their number, where it is known, and `first` the place of
     the first one in its round. `extremes` counts, per reduction of max or min, how often the extreme
     was in the first, middle and last part of the axis.
@@ -51,6 +52,7 @@ class FieldState:
         self.interpreted: set[str] = set()
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
         self.beyond_floats: Truths = np.zeros(1, dtype=bool)
+        self.undecided: Truths = np.zeros(1, dtype=bool)
         self.vanished: Truths = np.zeros(1, dtype=bool)
         self._seed = seed
         self.supposed = Supposed((p, q), seed)
@@ -116,6 +118,12 @@ class FieldState:
         """What has no dimension of trials counts for all of them."""
         if elements.any():
             self.beyond_floats = self.beyond_floats | self._by_trial(elements)
+
+    def _note_undecided(self, elements: Truths) -> None:
+        """Where rounding leaves a condition or a step open."""
+        if elements.any():
+            self._note_beyond_floats(elements)
+            self.undecided = self.undecided | self._by_trial(elements)
 
     def _keep_vanished(self, result: FieldArray, vanished: Truths) -> None:
         """Gives what is 0 in float64, and not in reals, the least number of its sign. In which order such numbers are is not

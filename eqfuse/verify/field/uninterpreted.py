@@ -71,21 +71,23 @@ class Uninterpreted(Order):
         return self._settle(result, *args, poles=np.True_)
 
     def _note_open(self, fn: str, result: FieldArray, args: Sequence[FieldArray]) -> None:
-        """The error of an uninterpreted function, and trials in which it may have another sign, or another step."""
+        """The error of an uninterpreted function, and where it may have another sign, or another step; of one of several arguments
+        trials in which it may have."""
         if len(args) > 1:
             for arg in args:
                 if arg.error is not None:
                     most = 0.5 if fn in ON_BITS else 0.0  # of whole numbers
-                    self._note_beyond_floats(np.broadcast_to(arg.error > most, result.shape))
+                    self._note_undecided(np.broadcast_to(arg.error > most, result.shape))
             return
         (x,) = args
         error = self._error_of(fn, np.asarray(self._floats.call(fn, [x.shadow])), x)
         if fn in STEPS or fn in ROUNDINGS:
-            self._note_beyond_floats((error > 0.5) & ~self._is_half(x))
-            error = UNIT * np.abs(result.shadow) + (0.0 if x.error is None else _APART * x.error)
+            left_open = (error > 0.5) & ~self._is_half(x)
+            result.error = UNIT * np.abs(result.shadow) + (0.0 if x.error is None else _APART * x.error)
         else:
-            self._note_beyond_floats((np.abs(result.shadow) <= error) & (error > 0) & ~is_zero(x))
-        result.error = error
+            left_open = (np.abs(result.shadow) <= error) & (error > 0) & ~is_zero(x)
+            result.error = error
+        self._mark_open(result, left_open, error)
 
     def _error_of(self, fn: str, result: Reals, x: FieldArray) -> Reals:
         return rounding.of_function(lambda at: self._floats.call(fn, [at]), result, x.shadow, x.error)
