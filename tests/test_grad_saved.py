@@ -91,12 +91,15 @@ APART = {
     "added": "S[b,h,i,j] + where(j <= i, 0, -1e30)",
     "times a tensor": "S[b,h,i,j] + (1 - keep[b,j]) * -65504",
     "rounded": "where(j <= i, bf16(S[b,h,i,j]), f32(-1e30))",
+    "a scalar": "where(j <= i, S[b,h,i,j], fill)",
+    "an added tensor": "S[b,h,i,j] + mask[b,i,j]",
     "below another": "maximum(where(j <= i, S[b,h,i,j], -inf), -1e30)",
 }
 TOGETHER = {
     "an infinity": "where(j <= i, S[b,h,i,j], -inf)",
     "a small number": "where(j <= i, S[b,h,i,j], -1e3)",
     "a condition": "where(j * 1000000 <= i, S[b,h,i,j], -inf)",
+    "distances": "where(j <= i, S[b,h,i,j] - slope[h] * (i - j), -inf)",
     "within": "where(j <= i, 50 * tanh(S[b,h,i,j] + 1e9), -inf)",
 }
 

@@ -327,14 +327,35 @@ def test_gradients(number: str, first: int, dtype: str) -> None:
     drawn = [torch.randn(1, 2, 40, 8, dtype=WIDE[dtype]) for _ in range(4)]
     *leaves, cotangent = (each.double().requires_grad_() for each in drawn)
     expected = torch.autograd.grad(_masked(*leaves, first, value), leaves, cotangent)
-    function = eq.compile(source, target="cpu", verify=False)
-    inputs = dict(zip("QKV", (each.clone().requires_grad_() for each in drawn[:3]), strict=True))
-    made = function(**inputs)
-    assert isinstance(made, torch.Tensor)
-    found = torch.autograd.grad(made, list(inputs.values()), drawn[3])
+    found = _gradients(source, drawn)
     close = {"f32": {"rtol": 2e-3, "atol": 2e-4}, "f64": {"rtol": 1e-6, "atol": 1e-8}}[dtype]
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.double(), theirs, **close)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", ["S[b,h,i,j] + mask[i,j]", "where((j <= i) & (3 <= j), S[b,h,i,j], fill)"])
+def test_gradients_of_what_an_input_masks(masked: str) -> None:
+    source = _source("j <= i").replace("where(j <= i, S[b,h,i,j], -1e30)", masked)
+    *leaves, cotangent = (torch.randn(1, 2, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(4))
+    i, j = torch.arange(40)[:, None], torch.arange(40)[None]
+    keep, scores = (j <= i) & (j >= 3), leaves[0] @ leaves[1].mT * 0.5
+    mask = torch.where(keep, 0.0, -1e30).double()
+    scores = scores + mask if "mask" in masked else torch.where(keep, scores, -1e30)
+    expected = torch.autograd.grad(torch.softmax(scores, -1) @ leaves[2], leaves, cotangent)
+    given = {"mask": mask} if "mask" in masked else {"fill": -1e30}
+    found = _gradients(source, [*leaves, cotangent], **given)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
+
+
+def _gradients(source: str, drawn: list[torch.Tensor], **given: Any) -> tuple[torch.Tensor, ...]:
+    """Those of Q, K and V by a compiled kernel; the last of what is drawn is the cotangent."""
+    *values, cotangent = (each.detach() for each in drawn)
+    inputs = dict(zip("QKV", (each.clone().requires_grad_() for each in values), strict=True))
+    made = eq.compile(source, target="cpu", verify=False)(**inputs, **given)
+    assert isinstance(made, torch.Tensor)
+    return torch.autograd.grad(made, list(inputs.values()), cotangent)
 
 
 def _masked(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, first: int, value: float) -> torch.Tensor:

@@ -9,7 +9,8 @@ A number c that masks t is m where it masks a whole row, and log l is lost besid
 
     exp(t - m) / l  =  exp((t - m) - log l)        where log l may be lost in m + log l
 
-An infinity loses nothing: the shares of a row of -inf alone are NaN in the program too.
+An infinity loses nothing: the shares of a row of -inf alone are NaN in the program too. What an input masks by is not known
+here: a scalar in the place of masked values, or a tensor that is added, counts as large.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from eqfuse.terms.nodes import (
     Const,
     Expr,
     Load,
+    Scalar,
     Size,
     call,
     children,
@@ -169,7 +171,8 @@ class Shares:
                 return [], expr
 
     def _may_absorb(self, expr: Expr) -> bool:
-        """Whether a value may be a number of the program that is so large that a logarithm is lost beside it."""
+        """Whether a value may be so large that a logarithm is lost beside it: a number of the program, or what an input masks
+        by, as a scalar put in the place of values or a tensor added to them."""
         left, seen = [expr], set[Expr]()
         while left:
             node = left.pop()
@@ -181,14 +184,21 @@ class Shares:
                     if TOLERANCE < abs(number) * EPSILON < math.inf:
                         return True
                 case Call("where", (_, *branches)):
+                    if any(isinstance(part, Scalar) and self._is_input(part) for part in branches):
+                        return True
                     left += branches
                 case Call(fn, args) if fn in _OF_SIZE:
+                    if fn in ("add", "sub") and any(map(self._is_input, args)):
+                        return True
                     left += args
                 case _:
                     step = self.by_name.get(name_of(node) or "")
                     if step is not None and step.op in ("", "max", "min"):
                         left.append(step.body)
         return False
+
+    def _is_input(self, expr: Expr) -> bool:
+        return name_of(expr) is not None and name_of(expr) not in self.by_name
 
     def _is_at_most(self, value: Expr, total: Expr) -> bool:
         """Whether a nonnegative value is at most `total`, since that is a sum of such values, or more than one."""
