@@ -131,6 +131,7 @@ def test_two_whole_numbers_of_which_one_is_chosen_have_the_dtype_of_the_choice()
         "y[i] = sum[j](x[i,j]) + min(max(1, -1e300), -1e19)",
         "y[i] = sum[j](x[i,j]) * sqrt(sq(1e-30 * 1e-30))",
         "y[i] = max[j](max(x[i,j], 1e-42)) + 1e-40",
+        "y[i] = argmax.v[j](x[i,j] - sq(1e-30) * 1e-30, j)",
         "y[i] = min[j](where(x[i,j] > 0, -1e300, x[i,j]))",
     ],
 )

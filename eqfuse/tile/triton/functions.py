@@ -163,6 +163,8 @@ def elementwise(
             return infix(fn, first, args[1])
         case _ if fn in _PREFIX:
             return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
+    if not integer and fn != "where" and all(_LITERAL.fullmatch(arg.code) for arg in args):
+        args = [_as_scalar(args[0], dtype), *args[1:]]  # Python would compute what no float32 may be
     args = [exact(arg, dtype) for arg in args]
     match fn:
         case "floordiv" | "mod" if integer and division == "natural":
