@@ -11,30 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.gluon.functions import INSTEAD, OWN
-from eqfuse.tile.nodes import (
-    Align,
-    Argument,
-    BlockSize,
-    Bound,
-    Cast,
-    Constant,
-    Elementwise,
-    Extent,
-    Fill,
-    FinitePart,
-    Irrational,
-    Lanes,
-    LaunchValue,
-    LoadTile,
-    Op,
-    Positions,
-    ReduceTile,
-    Start,
-    Value,
-)
 from eqfuse.tile.triton.expressions import Piece
 from eqfuse.tile.triton.functions import (
     IRRATIONAL,
@@ -81,10 +61,10 @@ class Expressions:
         self.helpers.add(helper)
         return helper if helper in OWN else helper_name(helper)
 
-    def read(self, value: Value) -> Piece:
+    def read(self, value: ir.Value) -> Piece:
         return self.pieces[value.name]
 
-    def code(self, value: Value) -> str:
+    def code(self, value: ir.Value) -> str:
         return self.read(value).text.code
 
     # Layouts --------------------------------------------------------------------------------------------
@@ -122,43 +102,43 @@ class Expressions:
 
     # Ops ------------------------------------------------------------------------------------------------
 
-    def op(self, value: Value, op: Op) -> Piece:
+    def op(self, value: ir.Value, op: ir.Op) -> Piece:
         """The op that defines a value, in terms of how its operands read."""
         places = self.places
         match op:
-            case Constant(plain) | Fill(plain):
+            case ir.Constant(plain) | ir.Fill(plain):
                 return Piece(number(plain))
-            case Irrational(name):
+            case ir.Irrational(name):
                 return Piece(Text(IRRATIONAL[name]))
-            case Argument(name) | LaunchValue(name, _):
+            case ir.Argument(name) | ir.LaunchValue(name, _):
                 return Piece(Text(places.scalars[name]))
-            case Extent(axis):
+            case ir.Extent(axis):
                 return Piece(Text(places.extents[axis]))
-            case BlockSize(axis):
+            case ir.BlockSize(axis):
                 return Piece(Text(places.blocks.get(axis, "1")))
-            case Start(axis):
+            case ir.Start(axis):
                 return Piece(Text("0" if axis in places.whole else places.starts[axis]))
-            case Positions(axis):
+            case ir.Positions(axis):
                 return Piece(self._positions(axis), value.dims)
-            case Lanes(axis):
+            case ir.Lanes(axis):
                 return Piece(self._lanes(axis), value.dims)
-            case Bound(axis, stop):
+            case ir.Bound(axis, stop):
                 at = self._positions(axis) if value.dims else Text(places.starts[axis])
                 return Piece(infix("lt", at, self.read(stop).text), value.dims)
-            case Align(source):
+            case ir.Align(source):
                 return self.aligned(self.read(source), value.dims)
-            case Cast(source):
+            case ir.Cast(source):
                 piece = self.read(source)
                 return Piece(self._converted(piece, source.dtype, value.dtype), piece.dims, piece.thin)
-            case Elementwise(fn, args, _):
+            case ir.Elementwise(fn, args, _):
                 return self._elementwise(value, fn, args, op)
-            case FinitePart(source):
+            case ir.FinitePart(source):
                 self.use("is_finite")
                 piece = self.read(source)
                 return Piece(call(self.use("finite_part"), piece.text), piece.dims, piece.thin)
-            case ReduceTile(fn, source, axis):
+            case ir.ReduceTile(fn, source, axis):
                 return self._reduce(fn, source, axis, value)
-            case LoadTile():
+            case ir.LoadTile():
                 return self._load(op, value)
         raise TileError(f"{value.name} has no form in Gluon: {type(op).__name__}")
 
@@ -201,7 +181,7 @@ class Expressions:
             return piece.text
         return convert(piece.text, new, scalar=not piece.dims, use=self.use)
 
-    def _elementwise(self, value: Value, fn: str, args: Sequence[Value], op: Elementwise) -> Piece:
+    def _elementwise(self, value: ir.Value, fn: str, args: Sequence[ir.Value], op: ir.Elementwise) -> Piece:
         pieces = [self.read(arg) for arg in args]
         if value.dims:
             pieces = [self.aligned(piece, value.dims) if piece.dims else piece for piece in pieces]
@@ -216,7 +196,7 @@ class Expressions:
         thin = frozenset(value.dims).intersection(*(piece.thin for piece in tiles))
         return Piece(text, value.dims, thin)
 
-    def _reduce(self, fn: str, source: Value, axis: str, value: Value) -> Piece:
+    def _reduce(self, fn: str, source: ir.Value, axis: str, value: ir.Value) -> Piece:
         piece = self.read(source)
         place = source.dims.index(axis)
         code = Text(self.full(piece, source.dims, source.dtype))
@@ -234,7 +214,7 @@ class Expressions:
 
     # Memory ---------------------------------------------------------------------------------------------
 
-    def pointer(self, tensor: str, index: Sequence[Value], dims: tuple[str, ...]) -> Text:
+    def pointer(self, tensor: str, index: Sequence[ir.Value], dims: tuple[str, ...]) -> Text:
         """The address of an element or a tile of elements, in 64 bits."""
         pointer = Text(self.places.pointers[tensor])
         for place, stride in zip(index, self.places.strides[tensor], strict=True):
@@ -251,7 +231,7 @@ class Expressions:
             pointer = infix("add", pointer, infix("mul", wide, Text(stride)))
         return pointer
 
-    def _load(self, op: LoadTile, value: Value) -> Piece:
+    def _load(self, op: ir.LoadTile, value: ir.Value) -> Piece:
         arguments = [self.pointer(op.tensor, op.index, value.dims).code]
         if op.mask is not None:
             mask = self.aligned(self.read(op.mask), value.dims)

@@ -10,57 +10,12 @@ from eqfuse.loops.blocks import Block
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Expr
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.gluon.expressions import GLUON_DTYPES, Expressions, Places
 from eqfuse.tile.gluon.functions import OWN
-from eqfuse.tile.nodes import (
-    Align,
-    Argument,
-    BlockSize,
-    Carried,
-    Cast,
-    Constant,
-    Elementwise,
-    Extent,
-    Fill,
-    For,
-    If,
-    Irrational,
-    LaunchValue,
-    Let,
-    LoadTile,
-    Op,
-    PersistentLoop,
-    Positions,
-    ReduceTile,
-    Start,
-    Store,
-    Value,
-)
-from eqfuse.tile.roles.nodes import (
-    Along,
-    AnyNonFinite,
-    AsyncCopy,
-    At,
-    Column,
-    ConsumerBarrier,
-    Index,
-    LoadShared,
-    MmaAsync,
-    MmaWait,
-    Put,
-    ReleaseSlot,
-    Ring,
-    Role,
-    RolesKernel,
-    Staging,
-    Stmt,
-    StoreShared,
-    View,
-    Wait,
-    ZeroNonFinite,
-)
+from eqfuse.tile.roles import nodes as warp
 from eqfuse.tile.triton.expressions import Piece
 from eqfuse.tile.triton.functions import IRRATIONAL, Text, call
 from eqfuse.tile.triton.parameters import Names, Tables
@@ -123,7 +78,7 @@ class KernelText:
     """A printed kernel and what launching it takes."""
 
     name: str
-    kernel: RolesKernel
+    kernel: warp.RolesKernel
     parameters: Parameters
     lines: tuple[str, ...]
     helpers: frozenset[str]
@@ -132,13 +87,13 @@ class KernelText:
     """The text of a condition that it knows in a launcher, given the texts of a size and of the length of a block."""
 
 
-def write_kernel(kernel: RolesKernel, name: str, tables: Tables) -> KernelText:
+def write_kernel(kernel: warp.RolesKernel, name: str, tables: Tables) -> KernelText:
     """The text of one kernel, called `name`."""
     return _Writer(kernel, name, tables).run()
 
 
 class _Writer:
-    def __init__(self, kernel: RolesKernel, name: str, tables: Tables) -> None:
+    def __init__(self, kernel: warp.RolesKernel, name: str, tables: Tables) -> None:
         self.kernel, self.name, self.tables = kernel, name, tables
         self.names = Names(
             (
@@ -158,19 +113,24 @@ class _Writer:
         )
         self.blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         statements = [stmt for role in kernel.roles for stmt in nested(role.body)]
-        self.ops: Mapping[str, Op] = ops_of(statements)
+        self.ops: Mapping[str, ir.Op] = ops_of(statements)
         self.parameters = self._parameters()
         self.tiles = {ring.name: self.names.fresh(f"{ring.name}") for ring in kernel.rings}
         self.full = {ring.name: self.names.fresh(f"{ring.name}_full") for ring in kernel.rings}
         filled_again = {
-            stmt.ring for role in kernel.roles for stmt in nested(role.body) if isinstance(stmt, ReleaseSlot)
+            stmt.ring
+            for role in kernel.roles
+            for stmt in nested(role.body)
+            if isinstance(stmt, warp.ReleaseSlot)
         }
         self.empty = {
             ring.name: self.names.fresh(f"{ring.name}_empty")
             for ring in kernel.rings
             if ring.name in filled_again
         }
-        meets = any(isinstance(stmt, ConsumerBarrier) for role in kernel.roles for stmt in nested(role.body))
+        meets = any(
+            isinstance(stmt, warp.ConsumerBarrier) for role in kernel.roles for stmt in nested(role.body)
+        )
         self.meeting = self.names.fresh("meeting") if meets else None
         self.staged = {s.name: self.names.fresh(s.name) for s in kernel.staging}
         tile_axes = {b.axis for b in kernel.blocks if _is_tile(b)}
@@ -184,38 +144,40 @@ class _Writer:
 
     def _parameters(self) -> Parameters:
         kernel, names, found = self.kernel, self.names, Parameters()
-        index: dict[str, Index] = {}
+        index: dict[str, warp.Index] = {}
         extents = [*kernel.grid[:-1]]
         extents += [axis for axis in kernel.grid[-1:] if axis in kernel.backwards or kernel.persistent]
         for role in kernel.roles:
             for stmt in nested(role.body):
                 match stmt:
-                    case AsyncCopy(ring, _, at):
+                    case warp.AsyncCopy(ring, _, at):
                         index[ring] = at
-                    case Put(staging, _, at, _):
+                    case warp.Put(staging, _, at, _):
                         index[staging] = at
-                    case Let(_, LoadTile(tensor)) | Store(tensor):
+                    case ir.Let(_, ir.LoadTile(tensor)) | ir.Store(tensor):
                         if tensor not in found.pointers:
                             labels = self.tables.tensors[tensor].labels
                             found.pointers[tensor] = names.fresh(f"{tensor}_ptr")
                             found.strides[tensor] = tuple(names.fresh(f"{tensor}_stride_{n}") for n in labels)
-                    case Let(value, Argument(name) | LaunchValue(name, _)) if name not in found.scalars:
+                    case ir.Let(value, ir.Argument(name) | ir.LaunchValue(name, _)) if (
+                        name not in found.scalars
+                    ):
                         found.scalars[name] = names.fresh(name), value.dtype
-                    case Let(_, Extent(axis)):
+                    case ir.Let(_, ir.Extent(axis)):
                         extents.append(axis)
         for axis in dict.fromkeys(self.tables.root[axis] for axis in extents):
             found.extents[axis] = names.fresh(f"N_{axis}")
-        copied: list[Ring | Staging] = [*kernel.rings, *kernel.staging]
+        copied: list[warp.Ring | warp.Staging] = [*kernel.rings, *kernel.staging]
         for each in copied:
             if each.name in index:
-                axes = tuple(p.axis if isinstance(p, Along) else None for p in index[each.name])
+                axes = tuple(p.axis if isinstance(p, warp.Along) else None for p in index[each.name])
                 name = names.fresh(f"{each.name}_desc")
                 found.descriptors[each.name] = Descriptor(name, each.tensor, axes, each.tile.dtype)
         for block in filter(_is_tile, kernel.blocks):
             found.blocks[block.axis] = names.fresh(f"BLOCK_{block.axis.upper()}")
         for value in kernel.launch_constants:
             op = self.ops[value.name]
-            assert isinstance(op, Elementwise)
+            assert isinstance(op, ir.Elementwise)
             kind = found.known if op.args[0].dtype in INTEGERS else found.signs
             same = next((name for known, name in kind.items() if self.ops[known] == op), None)
             kind[value.name] = same or names.fresh(value.name.upper())
@@ -224,27 +186,27 @@ class _Writer:
     def at_call(self, condition: str, extent: Callable[[str], str], block: Callable[[str], str]) -> str:
         """The text of a condition that it knows in a launcher, given the texts of a size and of the length of a block."""
 
-        def text(value: Value) -> str:
+        def text(value: ir.Value) -> str:
             match self.ops[value.name]:
-                case Constant(number):
+                case ir.Constant(number):
                     return repr(number)
-                case Irrational(name):
+                case ir.Irrational(name):
                     return IRRATIONAL[name]
-                case Argument(name):
+                case ir.Argument(name):
                     return f"float({name})"
-                case Extent(axis):
+                case ir.Extent(axis):
                     return extent(axis)
-                case BlockSize(axis):
+                case ir.BlockSize(axis):
                     return block(axis)
-                case LaunchValue(_, expr):
+                case ir.LaunchValue(_, expr):
                     return launch_text(expr, extent)
-                case Elementwise("minimum" | "maximum" as fn, args):
+                case ir.Elementwise("minimum" | "maximum" as fn, args):
                     return f"{fn[:3]}({', '.join(map(text, args))})"
-                case Elementwise(fn, (left, right)):
+                case ir.Elementwise(fn, (left, right)):
                     return f"({text(left)} {OPERATORS[fn]} {text(right)})"
             raise TileError(f"{value.name} is not known at a launch")
 
-        return text(Value(condition, (), "bool"))
+        return text(ir.Value(condition, (), "bool"))
 
     # Functions ------------------------------------------------------------------------------------------
 
@@ -258,7 +220,7 @@ class _Writer:
         lines: list[str] = []
         lines += self._role(producer, f"{self.name}_producer", given, blocks)
         roles: list[str] = []
-        written: dict[tuple[Stmt, ...], str] = {}
+        written: dict[tuple[warp.Stmt, ...], str] = {}
         for consumer in consumers:
             if consumer.body not in written:
                 name = written[consumer.body] = f"{self.name}_consumer" + (
@@ -275,14 +237,14 @@ class _Writer:
             stmt.op.name: stmt.op.expr
             for role in self.kernel.roles
             for stmt in nested(role.body)
-            if isinstance(stmt, Let) and isinstance(stmt.op, LaunchValue)
+            if isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.LaunchValue)
         }
         helpers = frozenset(self.helpers)
         return KernelText(
             self.name, self.kernel, self.parameters, tuple(lines), helpers, at_launch, self.at_call
         )
 
-    def _role(self, role: Role, name: str, given: Sequence[str], blocks: Sequence[str]) -> list[str]:
+    def _role(self, role: warp.Role, name: str, given: Sequence[str], blocks: Sequence[str]) -> list[str]:
         constants = [f"{block}: gl.constexpr" for block in blocks]
         part = ["PART: gl.constexpr"] if role.part is not None else []
         head = f"def {name}({', '.join([*part, *given, *constants])}):"
@@ -348,7 +310,7 @@ class _Writer:
         decorator = f"@gluon.jit(do_not_specialize=[{sizes}])" if sizes else "@gluon.jit"
         return [*wrap(decorator), *wrap(head), *(p for line in lines for p in wrap(f"    {line}"))]
 
-    def _given(self, ring: Ring) -> str:
+    def _given(self, ring: warp.Ring) -> str:
         """The slots of tiles that a consumer gives: of operands of products, or of one number for each row."""
         axes = [self.parameters.blocks[self.kernel.whole(axis)] for axis in ring.tile.dims]
         dtype, shape = GLUON_DTYPES[ring.tile.dtype], ", ".join(axes)
@@ -391,7 +353,7 @@ class _Writer:
 class _RoleText:
     """The body of one role, a line or two for each statement."""
 
-    def __init__(self, writer: _Writer, role: Role) -> None:
+    def __init__(self, writer: _Writer, role: warp.Role) -> None:
         self.writer, self.kernel, self.role = writer, writer.kernel, role
         parameters = writer.parameters
         whole = frozenset(b.axis for b in self.kernel.blocks if b.kind == "whole")
@@ -443,7 +405,7 @@ class _RoleText:
         rows = self.kernel.rows
         found: dict[str, None] = {}
         for stmt in nested(self.role.body):
-            values = [stmt.value] if isinstance(stmt, Let | LoadShared | MmaWait) else []
+            values = [stmt.value] if isinstance(stmt, ir.Let | warp.LoadShared | warp.MmaWait) else []
             for value in (*values, *operands(stmt)):
                 found |= dict.fromkeys(axis for axis in value.dims if axis != rows)
         return list(found)
@@ -452,7 +414,7 @@ class _RoleText:
         """The axis along which most is reduced: values of rows are laid out for it."""
         for stmt in nested(self.role.body):
             match stmt:
-                case Let(_, ReduceTile(_, _, axis)):
+                case ir.Let(_, ir.ReduceTile(_, _, axis)):
                     return axis
         axes = self._tile_axes()
         return axes[0] if axes else self.kernel.rows
@@ -478,7 +440,7 @@ class _RoleText:
         operands = [
             ring.tile.dtype
             for stmt in nested(self.role.body)
-            if isinstance(stmt, MmaAsync)
+            if isinstance(stmt, warp.MmaAsync)
             for ring in (self.kernel.ring(stmt.right.ring),)
         ]
         return SUMMED_BYTES // min((BYTES[dtype] for dtype in operands), default=2)
@@ -490,15 +452,15 @@ class _RoleText:
         links: list[tuple[str, str]] = []
         for stmt in nested(self.role.body):
             match stmt:
-                case MmaAsync(pending, Value() as left, right, _, accumulator):
+                case warp.MmaAsync(pending, ir.Value() as left, right, _, accumulator):
                     wanted[left.name] = f"gl.DotOperandLayout(0, TILE_{pending.dims[1].upper()}, 2)"
                     other |= {v.name for v in (right.turn, accumulator) if v is not None}
-                case Column(_, _, place):
+                case warp.Column(_, _, place):
                     other.add(place.name)
-                case For(_, start, stop, carried, _):
+                case ir.For(_, start, stop, carried, _):
                     links += [(c.value.name, v.name) for c in carried for v in (c.init, c.next)]
                     other |= {start.name, stop.name}
-                case If(condition, _, results):
+                case ir.If(condition, _, results):
                     links += [(r.value.name, v.name) for r in results for v in (r.then, r.otherwise)]
                     other.add(condition.name)
                 case _:
@@ -525,66 +487,66 @@ class _RoleText:
 
     # Statements -----------------------------------------------------------------------------------------
 
-    def _body(self, body: Iterable[Stmt]) -> None:
+    def _body(self, body: Iterable[warp.Stmt]) -> None:
         for stmt in body:
             self._statement(stmt, body)
 
-    def _statement(self, stmt: Stmt, body: Iterable[Stmt]) -> None:
+    def _statement(self, stmt: warp.Stmt, body: Iterable[warp.Stmt]) -> None:
         text = self.expressions
         match stmt:
-            case Let():
+            case ir.Let():
                 self._let(stmt, body)
-            case For():
+            case ir.For():
                 self._loop(stmt)
-            case PersistentLoop():
+            case ir.PersistentLoop():
                 self._items(stmt)
-            case If():
+            case ir.If():
                 self._when(stmt)
-            case At(axis, start):
+            case warp.At(axis, start):
                 self._write(f"{self.writer.starts[axis]} = {text.code(start)}")
-            case AsyncCopy(ring, turn, index):
+            case warp.AsyncCopy(ring, turn, index):
                 self._fill(self.kernel.ring(ring), turn, index)
-            case Wait(ring, end, turn, before):
+            case warp.Wait(ring, end, turn, before):
                 barrier = (self.writer.full if end == "full" else self.writer.empty)[ring]
                 slot, phase = self._slot(ring, turn), self._phase(ring, turn, before)
                 self._write(f"mbarrier.wait({barrier}.index({slot}), {phase})")
-            case ReleaseSlot(ring, turn):
+            case warp.ReleaseSlot(ring, turn):
                 self._write(f"mbarrier.arrive({self.writer.empty[ring]}.index({self._slot(ring, turn)}))")
-            case StoreShared(ring, turn, value):
+            case warp.StoreShared(ring, turn, value):
                 tile = f"{self.writer.tiles[ring]}.index({self._slot(ring, turn)})"
                 self._write(f"{tile}.store({text.full(text.read(value), value.dims, value.dtype)})")
                 self._write("fence_async_shared()")
                 self._write(f"mbarrier.arrive({self.writer.full[ring]}.index({self._slot(ring, turn)}))")
-            case LoadShared(value, view):
+            case warp.LoadShared(value, view):
                 self._define(
                     value, Piece(Text(f"{self._view(view)}.load({text.layout(value.dims)})"), value.dims)
                 )
-            case MmaAsync():
+            case warp.MmaAsync():
                 self._issue(stmt)
-            case MmaWait(value, pending, behind):
+            case warp.MmaWait(value, pending, behind):
                 waited = f"warpgroup_mma_wait({behind}, deps=({text.code(pending)},))"
                 self._define(value, Piece(Text(waited), value.dims))
-            case AnyNonFinite(value, view):
+            case warp.AnyNonFinite(value, view):
                 self._define(value, Piece(call(text.use("not_finite"), self._view(view))))
-            case ZeroNonFinite(view):
+            case warp.ZeroNonFinite(view):
                 self._write(call(text.use("clear_not_finite"), self._view(view)).code)
-            case ConsumerBarrier(turn):
+            case warp.ConsumerBarrier(turn):
                 self._write(f"mbarrier.arrive({self.writer.meeting})")
                 self._write(f"mbarrier.wait({self.writer.meeting}, {text.read(turn).text.at(4)} & 1)")
-            case Column(value, tile, place):
+            case warp.Column(value, tile, place):
                 layout = self.operands.get(tile.name, text.layout(tile.dims))
                 column = call(text.use("column"), text.code(tile), text.code(place), layout, "ROWS")
                 self._define(value, Piece(column, value.dims))
-            case Put():
+            case warp.Put():
                 self._put(stmt)
-            case Store(tensor, index, value, mask):
+            case ir.Store(tensor, index, value, mask):
                 dims = value.dims
                 arguments = [text.pointer(tensor, index, dims).code, text.code(value)]
                 if mask is not None:
                     arguments.append(f"mask={text.aligned(text.read(mask), dims).text.code}")
                 self._write(f"gl.store({', '.join(arguments)})")
 
-    def _define(self, value: Value, piece: Piece) -> None:
+    def _define(self, value: ir.Value, piece: Piece) -> None:
         """A variable for a value."""
         name = self.local.local(value.name)
         code = piece.text.code
@@ -594,7 +556,7 @@ class _RoleText:
         self._write(f"{name} = {code}")
         self.expressions.pieces[value.name] = Piece(Text(name), piece.dims, piece.thin)
 
-    def _let(self, let: Let, body: Iterable[Stmt]) -> None:
+    def _let(self, let: ir.Let, body: Iterable[warp.Stmt]) -> None:
         parameters = self.writer.parameters
         known = {**parameters.known, **parameters.signs}.get(let.value.name)
         if known is not None:
@@ -606,39 +568,47 @@ class _RoleText:
         else:
             self._define(let.value, piece)
 
-    def _keeps_text(self, let: Let, piece: Piece, body: Iterable[Stmt]) -> bool:
+    def _keeps_text(self, let: ir.Let, piece: Piece, body: Iterable[warp.Stmt]) -> bool:
         """Whether the expression itself stands for the value, without a variable."""
         match let.op:
-            case Constant() | Irrational() | Argument() | Extent() | BlockSize() | LaunchValue() | Fill():
+            case (
+                ir.Constant()
+                | ir.Irrational()
+                | ir.Argument()
+                | ir.Extent()
+                | ir.BlockSize()
+                | ir.LaunchValue()
+                | ir.Fill()
+            ):
                 return True
             case _ if let.value.name in self.operands:
                 return False
-            case Positions():
+            case ir.Positions():
                 return self.reads.get(let.value.name) == 1
-            case Align():
+            case ir.Align():
                 return True
-            case Start():
+            case ir.Start():
                 return True
-            case Elementwise() | Cast():
+            case ir.Elementwise() | ir.Cast():
                 once = self.reads.get(let.value.name) == 1 and self._read_by_let(let.value, body)
                 return once and len(piece.text.code) <= _INLINE_COLUMNS
             case _:
                 return False
 
-    def _read_by_let(self, value: Value, body: Iterable[Stmt]) -> bool:
+    def _read_by_let(self, value: ir.Value, body: Iterable[warp.Stmt]) -> bool:
         """Whether an op of the same body reads a value, with nothing in between that waits."""
         seen = False
         for stmt in body:
-            if isinstance(stmt, Let) and stmt.value.name == value.name:
+            if isinstance(stmt, ir.Let) and stmt.value.name == value.name:
                 seen = True
             elif seen:
                 if any(v.name == value.name for v in operands(stmt)):
-                    return isinstance(stmt, Let) and not isinstance(stmt.op, Align)
-                if not isinstance(stmt, Let):
+                    return isinstance(stmt, ir.Let) and not isinstance(stmt.op, ir.Align)
+                if not isinstance(stmt, ir.Let):
                     return False
         return False
 
-    def _loop(self, loop: For[Stmt]) -> None:
+    def _loop(self, loop: ir.For[warp.Stmt]) -> None:
         text = self.expressions
         for item in loop.carried:
             self._assign_new(item.value, item.init)
@@ -652,7 +622,7 @@ class _RoleText:
             self._moves(loop.carried)
         self.indent -= 1
 
-    def _moves(self, carried: Sequence[Carried]) -> None:
+    def _moves(self, carried: Sequence[ir.Carried]) -> None:
         """What a loop carries to its next trip."""
         text, names = self.expressions, {item.value.name for item in carried}
         moves: list[tuple[str, str]] = []
@@ -667,7 +637,7 @@ class _RoleText:
             if old != new:
                 self._write(f"{old} = {new}")
 
-    def _items(self, items: PersistentLoop[Stmt]) -> None:
+    def _items(self, items: ir.PersistentLoop[warp.Stmt]) -> None:
         for item in items.carried:
             self._assign_new(item.value, item.init)
         new = self.local.fresh
@@ -690,10 +660,10 @@ class _RoleText:
             self._body(items.body)
             self._moves(items.carried)
         self.indent -= 1
-        if any(isinstance(stmt, Put) for stmt in items.body):
+        if any(isinstance(stmt, warp.Put) for stmt in items.body):
             self._write("tma.store_wait(0)")
 
-    def _assign_new(self, value: Value, source: Value) -> None:
+    def _assign_new(self, value: ir.Value, source: ir.Value) -> None:
         name = self.local.local(value.name)
         piece = self.expressions.read(source)
         code = self.expressions.full(piece, value.dims, value.dtype)
@@ -704,7 +674,7 @@ class _RoleText:
         self._write(f"{name} = {code}")
         self.expressions.pieces[value.name] = Piece(Text(name), value.dims)
 
-    def _when(self, when: If[Stmt]) -> None:
+    def _when(self, when: ir.If[warp.Stmt]) -> None:
         text = self.expressions
         for result in when.results:
             self._assign_new(result.value, result.otherwise)
@@ -721,17 +691,17 @@ class _RoleText:
 
     # Slots ----------------------------------------------------------------------------------------------
 
-    def _slot(self, ring: str, turn: Value) -> str:
+    def _slot(self, ring: str, turn: ir.Value) -> str:
         slots = self.kernel.ring(ring).slots
         return "0" if slots == 1 else f"{self.expressions.read(turn).text.at(4)} % {slots}"
 
-    def _phase(self, ring: str, turn: Value, before: bool) -> str:
+    def _phase(self, ring: str, turn: ir.Value, before: bool) -> str:
         slots = self.kernel.ring(ring).slots
         turns = self.expressions.read(turn).text.at(4)
         phase = f"{turns} & 1" if slots == 1 else f"{turns} // {slots} & 1"
         return f"({phase}) ^ 1" if before else phase
 
-    def _view(self, view: View) -> str:
+    def _view(self, view: warp.View) -> str:
         ring = self.kernel.ring(view.ring)
         slot = self._slot(view.ring, view.turn)
         if ring.parts > 1:
@@ -745,10 +715,10 @@ class _RoleText:
                 code = f"{code}.slice(PART * {size}, {size}, {place})"
         return code if own == ring.tile.dims else f"{code}.permute((1, 0))"
 
-    def _coordinates(self, index: Index, part: str) -> str:
+    def _coordinates(self, index: warp.Index, part: str) -> str:
         text, found = self.expressions, []
         for place in index:
-            if isinstance(place, Value):
+            if isinstance(place, ir.Value):
                 found.append(text.code(place))
                 continue
             whole = place.axis in text.places.whole
@@ -761,7 +731,7 @@ class _RoleText:
             found.append(" + ".join(terms) or "0")
         return ", ".join(found)
 
-    def _fill(self, ring: Ring, turn: Value, index: Index) -> None:
+    def _fill(self, ring: warp.Ring, turn: ir.Value, index: warp.Index) -> None:
         desc = self.writer.parameters.descriptors[ring.name].name
         slot = self._slot(ring.name, turn)
         full = f"{self.writer.full[ring.name]}.index({slot})"
@@ -777,11 +747,11 @@ class _RoleText:
             at = self._coordinates(index, str(part))
             self._write(f"copy_in({desc}, [{at}], {full}, {tile})")
 
-    def _issue(self, stmt: MmaAsync) -> None:
+    def _issue(self, stmt: warp.MmaAsync) -> None:
         text, dims = self.expressions, stmt.pending.dims
         layout = text.layout(dims)
-        left = self._view(stmt.left) if isinstance(stmt.left, View) else text.code(stmt.left)
-        if isinstance(stmt.left, Value) and stmt.left.name not in self.operands:
+        left = self._view(stmt.left) if isinstance(stmt.left, warp.View) else text.code(stmt.left)
+        if isinstance(stmt.left, ir.Value) and stmt.left.name not in self.operands:
             left = f"gl.convert_layout({left}, gl.DotOperandLayout(0, {layout}, 2))"
         if stmt.accumulator is None:
             start = f"gl.zeros({text.shape(dims)}, gl.float32, {layout}), use_acc=False"
@@ -791,7 +761,7 @@ class _RoleText:
         self._write(f"{name} = warpgroup_mma({left}, {self._view(stmt.right)}, {start}, is_async=True)")
         text.pieces[stmt.pending.name] = Piece(Text(name), dims)
 
-    def _put(self, stmt: Put) -> None:
+    def _put(self, stmt: warp.Put) -> None:
         text = self.expressions
         staging = next(s for s in self.kernel.staging if s.name == stmt.staging)
         desc = self.writer.parameters.descriptors[stmt.staging].name
@@ -807,14 +777,14 @@ class _RoleText:
             self._write("tma.store_wait(0)")
 
 
-def columns_of(kernel: RolesKernel) -> int:
+def columns_of(kernel: warp.RolesKernel) -> int:
     """Columns of an instruction of a product: its sums fit the registers that a thread has when a block starts."""
     return 128 if kernel.led else 256
 
 
-def _is_rare(stmt: Stmt) -> bool:
+def _is_rare(stmt: warp.Stmt) -> bool:
     """Whether a branch that has a statement is hardly ever taken."""
-    return isinstance(stmt, ConsumerBarrier) or (isinstance(stmt, For) and stmt.rare)
+    return isinstance(stmt, warp.ConsumerBarrier) or (isinstance(stmt, ir.For) and stmt.rare)
 
 
 def _is_tile(block: Block) -> bool:

@@ -12,29 +12,10 @@ from eqfuse.loops.blocks import Block
 from eqfuse.records import dataclass
 from eqfuse.terms.floats import rounded
 from eqfuse.terms.nodes import Expr
+from eqfuse.tile import nodes as ir
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, identity, operand_dtypes, result_dtype
 from eqfuse.tile.names import Fresh
-from eqfuse.tile.nodes import (
-    Align,
-    BlockSize,
-    Bound,
-    Carried,
-    Cast,
-    Constant,
-    Elementwise,
-    Extent,
-    Fill,
-    For,
-    Let,
-    LoadTile,
-    Op,
-    Positions,
-    Start,
-    Stmt,
-    Store,
-    Value,
-)
 from eqfuse.tile.walk import defined, nested, operands, used
 
 
@@ -43,7 +24,7 @@ class Binding:
     """What a name of the nest stands for: a value; or, while `value` is None, an expression over an
     axis that no open loop walks, computed where it is read. `expr` is None for carried values."""
 
-    value: Value | None
+    value: ir.Value | None
     expr: Expr | None
 
 
@@ -52,12 +33,12 @@ class Scope:
     """One level of loops under construction; the first is the kernel body."""
 
     axis: str | None = None
-    stop: Value | None = None
+    stop: ir.Value | None = None
     masked: bool = False
     rare: bool = False
-    body: list[Stmt] = field(default_factory=list)
-    ops: dict[tuple[object, ...], Value] = field(default_factory=dict)
-    values: dict[tuple[object, ...], Value] = field(default_factory=dict)
+    body: list[ir.Stmt] = field(default_factory=list)
+    ops: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+    values: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     names: dict[str, Binding] = field(default_factory=dict)
 
 
@@ -76,7 +57,7 @@ class Builder:
         self.domains = domains
         self.accumulate = accumulate
         self.scopes = [Scope()]
-        self.ops: dict[str, Op] = {}
+        self.ops: dict[str, ir.Op] = {}
         self._rank = {axis: rank for rank, axis in enumerate(blocks)}
         self._levels: dict[str, int] = {}
         self._names = Fresh(reserved)
@@ -113,26 +94,28 @@ class Builder:
     def level(self) -> int:
         return len(self.scopes) - 1
 
-    def open(self, axis: str, stop: Value, masked: bool, *, rare: bool = False) -> None:
+    def open(self, axis: str, stop: ir.Value, masked: bool, *, rare: bool = False) -> None:
         self.scopes.append(Scope(axis, stop, masked, rare))
 
-    def carry(self, hint: str, dims: tuple[str, ...], dtype: str) -> Value:
+    def carry(self, hint: str, dims: tuple[str, ...], dtype: str) -> ir.Value:
         """A value carried by the loop that was just opened."""
         return self._name(hint, dims, dtype, self.level)
 
-    def close(self, start: Value, carried: Sequence[Carried]) -> None:
+    def close(self, start: ir.Value, carried: Sequence[ir.Carried]) -> None:
         """Ends the innermost loop and places it as far outside as what it reads allows."""
         scope = self.scopes.pop()
         assert scope.axis is not None and scope.stop is not None
-        loop = For(scope.axis, start, scope.stop, tuple(carried), tuple(scope.body), scope.masked, scope.rare)
+        loop = ir.For(
+            scope.axis, start, scope.stop, tuple(carried), tuple(scope.body), scope.masked, scope.rare
+        )
         inside = {value.name for value in defined((loop,))}
         read = [self._levels[name] for name in used((loop,)) - inside]
-        level = self.level if any(isinstance(s, Store) for s in nested((loop,))) else max(read, default=0)
+        level = self.level if any(isinstance(s, ir.Store) for s in nested((loop,))) else max(read, default=0)
         for item in carried:
             self._levels[item.value.name] = level
         self.scopes[level].body.append(loop)
 
-    def store(self, store: Store) -> None:
+    def store(self, store: ir.Store) -> None:
         self.scopes[-1].body.append(store)
 
     # Names of the nest --------------------------------------------------------------------------
@@ -155,39 +138,39 @@ class Builder:
 
     # Ops ----------------------------------------------------------------------------------------
 
-    def emit(self, op: Op, dims: tuple[str, ...], dtype: str, hint: str) -> Value:
+    def emit(self, op: ir.Op, dims: tuple[str, ...], dtype: str, hint: str) -> ir.Value:
         """The value of an op: a new one, or the one that the same op has already."""
         level = self._level(op, dims)
         scope = self.scopes[level]
         # 0.0 and -0.0 are equal, NaN is not: numbers are told apart by their text
-        key = (repr(op) if isinstance(op, (Constant, LoadTile)) else op, dims, dtype)
+        key = (repr(op) if isinstance(op, (ir.Constant, ir.LoadTile)) else op, dims, dtype)
         found = scope.ops.get(key)
         if found is None:
             found = self._name(hint, dims, dtype, level)
             self.ops[found.name] = op
             scope.ops[key] = found
-            scope.body.append(Let(found, op))
+            scope.body.append(ir.Let(found, op))
         return found
 
-    def constant(self, number: float | bool, dtype: str) -> Value:
+    def constant(self, number: float | bool, dtype: str) -> ir.Value:
         if dtype not in INTEGERS:
             number = float(number)
-        return self.emit(Constant(number), (), dtype, "c")
+        return self.emit(ir.Constant(number), (), dtype, "c")
 
-    def start(self, axis: str) -> Value:
-        return self.emit(Start(axis), (), "i32", f"{axis}_start" if self.is_tile(axis) else f"{axis}_at")
+    def start(self, axis: str) -> ir.Value:
+        return self.emit(ir.Start(axis), (), "i32", f"{axis}_start" if self.is_tile(axis) else f"{axis}_at")
 
-    def positions(self, axis: str) -> Value:
-        return self.emit(Positions(axis), (axis,), "i32", f"{axis}_at")
+    def positions(self, axis: str) -> ir.Value:
+        return self.emit(ir.Positions(axis), (axis,), "i32", f"{axis}_at")
 
-    def extent(self, axis: str) -> Value:
+    def extent(self, axis: str) -> ir.Value:
         axis = self.domains.get(axis, axis)
-        return self.emit(Extent(axis), (), "i32", f"{axis}_size")
+        return self.emit(ir.Extent(axis), (), "i32", f"{axis}_size")
 
-    def block_size(self, axis: str) -> Value:
-        return self.emit(BlockSize(axis), (), "i32", f"{axis}_block")
+    def block_size(self, axis: str) -> ir.Value:
+        return self.emit(ir.BlockSize(axis), (), "i32", f"{axis}_block")
 
-    def bound(self, axis: str) -> Value:
+    def bound(self, axis: str) -> ir.Value:
         """Which positions of a ragged block exist."""
         stop = self.scopes[self.level_of_axis(axis)].stop if self.level_of_axis(axis) else self.extent(axis)
         assert stop is not None
@@ -195,40 +178,40 @@ class Builder:
             valid = self.constant(self.blocks[axis].step, "i32")
             end = self.integer("add", self.start(axis), valid, f"{axis}_end")
             stop = self.integer("minimum", end, stop, f"{axis}_end")
-        return self.emit(Bound(axis, stop), (axis,), "bool", f"{axis}_in")
+        return self.emit(ir.Bound(axis, stop), (axis,), "bool", f"{axis}_in")
 
-    def align(self, value: Value, dims: tuple[str, ...]) -> Value:
+    def align(self, value: ir.Value, dims: tuple[str, ...]) -> ir.Value:
         """`value` permuted and expanded to `dims`."""
         if value.dims == dims:
             return value
         op = self.ops.get(value.name)
-        if isinstance(op, Constant):
-            return self.emit(Fill(op.number), dims, value.dtype, "fill")
-        return self.emit(Align(value), dims, value.dtype, value.name)
+        if isinstance(op, ir.Constant):
+            return self.emit(ir.Fill(op.number), dims, value.dtype, "fill")
+        return self.emit(ir.Align(value), dims, value.dtype, value.name)
 
-    def cast(self, value: Value, dtype: str, hint: str = "", *, written: bool = False) -> Value:
+    def cast(self, value: ir.Value, dtype: str, hint: str = "", *, written: bool = False) -> ir.Value:
         """The value in a dtype; `written` where the program says so, and not the numerics policy."""
         if value.dtype == dtype and not written:
             return value
         op = self.ops.get(value.name)
-        if written and isinstance(op, Constant) and dtype != value.dtype and not _holds(dtype, op.number):
-            return self.emit(Cast(value, written), (), dtype, hint or f"{value.name}_{dtype}")
-        if isinstance(op, Constant) and (dtype not in INTEGERS or value.dtype in INTEGERS):
+        if written and isinstance(op, ir.Constant) and dtype != value.dtype and not _holds(dtype, op.number):
+            return self.emit(ir.Cast(value, written), (), dtype, hint or f"{value.name}_{dtype}")
+        if isinstance(op, ir.Constant) and (dtype not in INTEGERS or value.dtype in INTEGERS):
             return self.constant(op.number, dtype)
-        if isinstance(op, Constant) and math.isinf(op.number):
+        if isinstance(op, ir.Constant) and math.isinf(op.number):
             return self.constant(identity("min" if op.number > 0 else "max", dtype), dtype)
-        if isinstance(op, Constant) and float(op.number).is_integer():
+        if isinstance(op, ir.Constant) and float(op.number).is_integer():
             return self.constant(int(op.number), dtype)
-        return self.emit(Cast(value, written), value.dims, dtype, hint or f"{value.name}_{dtype}")
+        return self.emit(ir.Cast(value, written), value.dims, dtype, hint or f"{value.name}_{dtype}")
 
-    def truth(self, value: Value) -> Value:
+    def truth(self, value: ir.Value) -> ir.Value:
         """A condition as it is; a number as whether it is not 0."""
         if value.dtype == "bool":
             return value
         zero = self.constant(0, value.dtype)
-        return self.emit(Elementwise("ne", (value, zero)), value.dims, "bool", f"{value.name}_true")
+        return self.emit(ir.Elementwise("ne", (value, zero)), value.dims, "bool", f"{value.name}_true")
 
-    def elementwise(self, fn: str, args: Sequence[Value], hint: str) -> Value:
+    def elementwise(self, fn: str, args: Sequence[ir.Value], hint: str) -> ir.Value:
         """An elementwise function: operands converted as the numerics policy says, and reconciled."""
         dtypes = [arg.dtype for arg in args]
         wanted = operand_dtypes(fn, dtypes, self.accumulate)
@@ -238,9 +221,9 @@ class Builder:
         ]
         dims = self.ordered(axis for arg in cast for axis in arg.dims)
         operands = tuple(self.align(arg, dims) if arg.dims else arg for arg in cast)
-        return self.emit(Elementwise(fn, operands), dims, result_dtype(fn, dtypes, self.accumulate), hint)
+        return self.emit(ir.Elementwise(fn, operands), dims, result_dtype(fn, dtypes, self.accumulate), hint)
 
-    def integer(self, fn: str, left: Value, right: Value, hint: str = "n") -> Value:
+    def integer(self, fn: str, left: ir.Value, right: ir.Value, hint: str = "n") -> ir.Value:
         """Integer arithmetic of loop ranges, folded where it is trivial."""
         a, b = self._number(left), self._number(right)
         if a is not None and b is not None:
@@ -255,10 +238,10 @@ class Builder:
             return left
         return self.elementwise(fn, (left, right), hint)
 
-    def _shifted(self, value: Value, by: int, hint: str) -> Value:
+    def _shifted(self, value: ir.Value, by: int, hint: str) -> ir.Value:
         """`value + by`, with one addition where `value` is a shifted one already."""
         match self.ops.get(value.name):
-            case Elementwise("add" | "sub" as fn, (base, offset)) if (
+            case ir.Elementwise("add" | "sub" as fn, (base, offset)) if (
                 number := self._number(offset)
             ) is not None:
                 value, by = base, by + (number if fn == "add" else -number)
@@ -267,20 +250,20 @@ class Builder:
         amount = self.constant(abs(by), value.dtype)
         return self.elementwise("add" if by > 0 else "sub", (value, amount), hint)
 
-    def _number(self, value: Value) -> int | None:
+    def _number(self, value: ir.Value) -> int | None:
         op = self.ops.get(value.name)
-        return int(op.number) if isinstance(op, Constant) else None
+        return int(op.number) if isinstance(op, ir.Constant) else None
 
-    def _is_nonnegative(self, value: Value) -> bool:
-        return isinstance(self.ops.get(value.name), (Extent, Start, BlockSize))
+    def _is_nonnegative(self, value: ir.Value) -> bool:
+        return isinstance(self.ops.get(value.name), (ir.Extent, ir.Start, ir.BlockSize))
 
-    def _level(self, op: Op, dims: tuple[str, ...]) -> int:
+    def _level(self, op: ir.Op, dims: tuple[str, ...]) -> int:
         levels = [*(self._levels[value.name] for value in operands(op)), *map(self.level_of_axis, dims)]
-        if isinstance(op, (Start, Positions, Bound)):
+        if isinstance(op, (ir.Start, ir.Positions, ir.Bound)):
             levels.append(self.level_of_axis(op.axis))
         return max(levels, default=0)
 
-    def _name(self, hint: str, dims: tuple[str, ...], dtype: str, level: int) -> Value:
+    def _name(self, hint: str, dims: tuple[str, ...], dtype: str, level: int) -> ir.Value:
         value = self._names.value(hint, dims, dtype)
         self._levels[value.name] = level
         return value

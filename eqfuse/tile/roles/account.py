@@ -9,17 +9,7 @@ from eqfuse.extract.resources import LEADER_REGISTERS
 from eqfuse.tile.nodes import Elementwise, For, If, Kernel, Let, PersistentLoop, ReduceTile, TileProgram
 from eqfuse.tile.passes.pipeline import ROLES_PASSES
 from eqfuse.tile.printer import typed
-from eqfuse.tile.roles.nodes import (
-    AsyncCopy,
-    MmaAsync,
-    MmaWait,
-    ReleaseSlot,
-    Role,
-    RolesKernel,
-    Stmt,
-    StoreShared,
-    Wait,
-)
+from eqfuse.tile.roles import nodes as warp
 from eqfuse.tile.roles.printer import line_of
 from eqfuse.tile.roles.rare import without_rare
 from eqfuse.tile.roles.resources import held_by, needs
@@ -29,7 +19,7 @@ from eqfuse.units import duration
 
 def account(
     tiles: Kernel,
-    kernel: RolesKernel,
+    kernel: warp.RolesKernel,
     device: Device,
     extents: Mapping[str, int],
     predicted: tuple[float, float],
@@ -46,7 +36,7 @@ def account(
     yield from _predicted(predicted, undone)
 
 
-def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> Iterator[str]:
+def _roles(kernel: warp.RolesKernel, device: Device, extents: Mapping[str, int]) -> Iterator[str]:
     filled = ", ".join(
         f"{ring.name} ({ring.slots} slot{'s' if ring.slots > 1 else ''} of {ring.tile.dtype}[{', '.join(ring.tile.dims)}]"
         + (f", {ring.parts} parts)" if ring.parts > 1 else ")")
@@ -68,7 +58,7 @@ def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> I
     )
 
 
-def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
+def _passes(tiles: Kernel, kernel: warp.RolesKernel) -> Iterator[str]:
     """What each pass has changed, in their order."""
     program = TileProgram((without_rare(tiles),), ())
     for each in ROLES_PASSES:
@@ -80,7 +70,7 @@ def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
     after = sum(isinstance(stmt, For) for stmt in nested(kernel.roles[0].body))
     if after < before:
         yield f"fused ranges: {before} loops became {after}"
-    fills = sum(isinstance(stmt, AsyncCopy) for stmt in nested(kernel.roles[0].body))
+    fills = sum(isinstance(stmt, warp.AsyncCopy) for stmt in nested(kernel.roles[0].body))
     yield f"producer split: {_count('copy', 'copies', fills)} to {_count('ring', 'rings', sum(bool(ring.tensor) for ring in kernel.rings))}"
     if kernel.columns is not None:
         given = ", ".join(typed(ring.tile) for ring in kernel.rings if not ring.tensor)
@@ -107,11 +97,13 @@ def _done(before: Kernel, after: Kernel) -> str:
     return _count("maximum", "maxima", maxima) if maxima else "done"
 
 
-def _is_behind(loop: For[Stmt]) -> bool:
+def _is_behind(loop: For[warp.Stmt]) -> bool:
     """Whether products of two blocks are under way at once."""
-    started = {s.pending for s in loop.body if isinstance(s, MmaAsync)}
-    issued = [n for n, s in enumerate(loop.body) if isinstance(s, MmaAsync) and s.accumulator not in started]
-    awaited = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, MmaWait)]
+    started = {s.pending for s in loop.body if isinstance(s, warp.MmaAsync)}
+    issued = [
+        n for n, s in enumerate(loop.body) if isinstance(s, warp.MmaAsync) and s.accumulator not in started
+    ]
+    awaited = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, warp.MmaWait)]
     return len(issued) > 1 and issued[1] < awaited[0]
 
 
@@ -136,21 +128,23 @@ def _changed(before: Kernel, after: Kernel) -> int:
     return len(found[1] - found[0])
 
 
-def _steady(kernel: RolesKernel) -> Iterator[str]:
+def _steady(kernel: warp.RolesKernel) -> Iterator[str]:
     """The loops of a consumer, all but the order of products and slots left out."""
     yield from _trips(kernel, kernel.roles[1], "consumer")
     if kernel.led:
         yield from _trips(kernel, kernel.roles[-1], "leader")
 
 
-def _trips(kernel: RolesKernel, role: Role, who: str) -> Iterator[str]:
+def _trips(kernel: warp.RolesKernel, role: warp.Role, who: str) -> Iterator[str]:
     yield f"a trip of a {who}'s loop:"
     for stmt in nested(role.body):
         if isinstance(stmt, For) and not stmt.rare:
             yield f"  for blocks of {stmt.axis}:"
             count = 0
             for inner in stmt.body:
-                if isinstance(inner, MmaAsync | MmaWait | Wait | ReleaseSlot | StoreShared):
+                if isinstance(
+                    inner, warp.MmaAsync | warp.MmaWait | warp.Wait | warp.ReleaseSlot | warp.StoreShared
+                ):
                     if count:
                         yield f"    ... {_count('operation', 'operations', count)}"
                     count = 0
@@ -161,7 +155,7 @@ def _trips(kernel: RolesKernel, role: Role, who: str) -> Iterator[str]:
                 yield f"    ... {_count('operation', 'operations', count)}"
 
 
-def _size(stmt: Stmt) -> int:
+def _size(stmt: warp.Stmt) -> int:
     """Operations on tiles."""
     inner = nested((stmt,)) if isinstance(stmt, If | PersistentLoop) else (stmt,)
     return sum(isinstance(each, Let) and bool(each.value.dims) for each in inner)

@@ -29,28 +29,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.interpreter import Instances, Integers, Memory, accumulates, memory_of, outputs_of
 from eqfuse.tile.nodes import For, If, Let, PersistentLoop, Store, Value
-from eqfuse.tile.roles.nodes import (
-    AnyNonFinite,
-    AsyncCopy,
-    At,
-    Column,
-    ConsumerBarrier,
-    Index,
-    LoadShared,
-    MmaAsync,
-    MmaWait,
-    Put,
-    ReleaseSlot,
-    Role,
-    RolesKernel,
-    RolesProgram,
-    Stmt,
-    StoreShared,
-    View,
-    Wait,
-    ZeroNonFinite,
-    dealt,
-)
+from eqfuse.tile.roles import nodes as warp
 from eqfuse.tile.storage import resolve_extents
 
 Steps = Iterator[None]
@@ -89,7 +68,7 @@ class VaryingError(Exception):
 
 
 def run(
-    program: RolesProgram,
+    program: warp.RolesProgram,
     source: Program,
     tensors: Mapping[str, Any],
     scalars: Mapping[str, Any],
@@ -111,7 +90,7 @@ def run(
         memory = memory_of(program.buffers, dtypes, source, tensors, sizes, domain, trials)
         for kernel in program.kernels:
             with np.errstate(all="ignore"):
-                if isinstance(kernel, RolesKernel):
+                if isinstance(kernel, warp.RolesKernel):
                     _run_kernel(kernel, memory, scalars, sizes, domain, trials or 1, timings)
                 else:
                     Instances(kernel, memory, scalars, sizes, domain, trials or 1).run()
@@ -156,7 +135,7 @@ def _copied(into: Memory, own: Memory, trial: int, domain: Domain) -> None:
 
 
 def _run_kernel(
-    kernel: RolesKernel,
+    kernel: warp.RolesKernel,
     memory: Mapping[str, Memory],
     scalars: Mapping[str, Any],
     sizes: Mapping[str, int],
@@ -178,7 +157,7 @@ def _run_kernel(
         runs = max(started, len(timings))
         for number, timing in zip(range(runs), cycle(timings), strict=False):
             first = number % started
-            mine = dealt(len(blocks), started, first) if kernel.persistent else [first]
+            mine = warp.dealt(len(blocks), started, first) if kernel.persistent else [first]
             items = [blocks[item] for item in mine]
             shared = _Shared(kernel, timing)
             roles = [
@@ -225,7 +204,7 @@ class _Slot:
 class _Shared:
     """What the roles of one thread block share: slots, and copies under way."""
 
-    kernel: RolesKernel
+    kernel: warp.RolesKernel
     timing: Timing
     slots: dict[str, list[_Slot]] = field(default_factory=dict)
     copies: list[tuple[_Slot, list[Any]]] = field(default_factory=list)
@@ -276,7 +255,7 @@ class _Role(Instances):
     def __init__(
         self,
         shared: _Shared,
-        role: Role,
+        role: warp.Role,
         items: Sequence[Members],
         owners: dict[str, Any],
         memory: Mapping[str, Memory],
@@ -297,7 +276,7 @@ class _Role(Instances):
         self.whole = dict(self.blocks)
         self.blocks = kernel.part_sizes(self.blocks)
         self.issued = 0
-        self.pending: dict[str, tuple[int, MmaAsync]] = {}
+        self.pending: dict[str, tuple[int, warp.MmaAsync]] = {}
         self.started: dict[str, Any] = {}
         self.reading: set[tuple[str, int]] = set()
 
@@ -336,7 +315,7 @@ class _Role(Instances):
 
     # Statements
 
-    def _run(self, body: Sequence[Stmt]) -> Steps:
+    def _run(self, body: Sequence[warp.Stmt]) -> Steps:
         for stmt in body:
             self.shared.progress += 1
             match stmt:
@@ -350,46 +329,46 @@ class _Role(Instances):
                     yield from self._all_items(stmt)
                 case If():
                     yield from self._branch(stmt)
-                case At(axis, start):
+                case warp.At(axis, start):
                     self.starts[axis] = self.values[start.name]
-                case AsyncCopy():
+                case warp.AsyncCopy():
                     self._fill(stmt)
-                case Wait():
+                case warp.Wait():
                     yield from self._wait(stmt)
-                case ReleaseSlot(ring, turn):
+                case warp.ReleaseSlot(ring, turn):
                     slot, _ = self._slot(ring, turn)
                     self.reading.discard((ring, slot))
                     self.shared.free(self.shared.slots[ring][slot])
-                case StoreShared(ring, turn, value):
+                case warp.StoreShared(ring, turn, value):
                     self._give(ring, turn, value)
-                case LoadShared(value, view):
+                case warp.LoadShared(value, view):
                     self.values[value.name] = self._tile_of(view)
-                case MmaAsync(pending, _, _, _, accumulator):
+                case warp.MmaAsync(pending, _, _, _, accumulator):
                     self.issued += 1
                     self.pending[pending.name] = self.issued, stmt
                     self.started[pending.name] = self._start(accumulator)
-                case MmaWait(value, pending, behind):
+                case warp.MmaWait(value, pending, behind):
                     self.values[value.name] = self._product(value, pending, behind)
-                case AnyNonFinite(value, view):
+                case warp.AnyNonFinite(value, view):
                     # of all trials and thread blocks that run together: one that has none adds nothing
                     self.values[value.name] = self._truth(not self._all_finite(self._tile_of(view)))
-                case ZeroNonFinite(view):
+                case warp.ZeroNonFinite(view):
                     self._clear(view)
-                case ConsumerBarrier(turn):
+                case warp.ConsumerBarrier(turn):
                     yield from self._meet(turn)
-                case Column(value, tile, place):
+                case warp.Column(value, tile, place):
                     self.values[value.name] = self._column(tile, place)
-                case Put():
+                case warp.Put():
                     self._put(stmt)
 
-    def _blocks_of(self, loop: For[Stmt]) -> Steps:
+    def _blocks_of(self, loop: For[warp.Stmt]) -> Steps:
         position, stop = self._number_of(loop.start), self._number_of(loop.stop)
         for item in loop.carried:
             self.values[item.value.name] = self._converted(item.init, item.value.dtype)
         sums = {
             value.name
             for stmt in loop.body
-            if isinstance(stmt, MmaWait) or (isinstance(stmt, Let) and accumulates(stmt.op))
+            if isinstance(stmt, warp.MmaWait) or (isinstance(stmt, Let) and accumulates(stmt.op))
             for value in (stmt.value,)
         }
         while position < stop:
@@ -403,7 +382,7 @@ class _Role(Instances):
             self.values |= following
             position += self.whole[loop.axis]
 
-    def _all_items(self, items: PersistentLoop[Stmt]) -> Steps:
+    def _all_items(self, items: PersistentLoop[warp.Stmt]) -> Steps:
         for carried in items.carried:
             self.values[carried.value.name] = self.values[carried.init.name]
         for item in self.items:
@@ -411,7 +390,7 @@ class _Role(Instances):
             yield from self._run(items.body)
             self.values |= {c.value.name: self.values[c.next.name] for c in items.carried}
 
-    def _branch(self, when: If[Stmt]) -> Steps:
+    def _branch(self, when: If[warp.Stmt]) -> Steps:
         if all(isinstance(stmt, Let) for stmt in when.body):
             yield from self._either(when)
             return
@@ -421,7 +400,7 @@ class _Role(Instances):
         chosen = [(r.value.name, self.values[(r.then if taken else r.otherwise).name]) for r in when.results]
         self.values |= dict(chosen)
 
-    def _either(self, when: If[Stmt]) -> Steps:
+    def _either(self, when: If[warp.Stmt]) -> Steps:
         """A branch that only computes, whose condition may differ between trials."""
         taken = self.values[when.condition.name]
         if taken.any():
@@ -449,7 +428,7 @@ class _Role(Instances):
         number = self._number_of(turn)
         return number % count, number // count
 
-    def _wait(self, stmt: Wait) -> Steps:
+    def _wait(self, stmt: warp.Wait) -> Steps:
         slot, phase = self._slot(stmt.ring, stmt.turn)
         barrier = getattr(self.shared.slots[stmt.ring][slot], stmt.end)
         while not barrier.passes((phase + stmt.before) % 2):
@@ -458,7 +437,7 @@ class _Role(Instances):
         if stmt.end == "full":
             self.reading.add((stmt.ring, slot))
 
-    def _fill(self, stmt: AsyncCopy) -> None:
+    def _fill(self, stmt: warp.AsyncCopy) -> None:
         ring = next(ring for ring in self.rings if ring.name == stmt.ring)
         slot, _ = self._slot(stmt.ring, stmt.turn)
         tiles = [self._copied_tile(ring.tensor, ring.tile, stmt.index, part) for part in range(ring.parts)]
@@ -471,7 +450,7 @@ class _Role(Instances):
         slot.tiles = [self.values[value.name]]
         slot.full.arrive()
 
-    def _places(self, index: Index, tile: Value, part: int) -> list[Integers]:
+    def _places(self, index: warp.Index, tile: Value, part: int) -> list[Integers]:
         """The positions of a tile's elements, for each dim of its tensor."""
         found: list[Integers] = []
         for place in index:
@@ -495,7 +474,7 @@ class _Role(Instances):
             inside = inside & mask
         return inside
 
-    def _copied_tile(self, tensor: str, tile: Value, index: Index, part: int) -> Any:
+    def _copied_tile(self, tensor: str, tile: Value, index: warp.Index, part: int) -> Any:
         memory = self.memory[tensor]
         places = self._places(index, tile, part)
         inside = self._inside(places, memory.shape)
@@ -510,14 +489,14 @@ class _Role(Instances):
             return np.where(inside, memory.array[where], zero)
         return self.domain.where(inside, self.domain.take(memory.array, where), zero)
 
-    def _put(self, stmt: Put) -> None:
+    def _put(self, stmt: warp.Put) -> None:
         memory = self.memory[stmt.tensor]
         places = self._places(stmt.index, stmt.value, self.part or 0)
         inside = self._inside(places, memory.shape)
         self._overwritten(stmt)
         self._write(f"put to {stmt.tensor}", memory, stmt.value, places, inside, self.everywhere)
 
-    def _overwritten(self, stmt: Put) -> None:
+    def _overwritten(self, stmt: warp.Put) -> None:
         """What a tile that is stored replaces: where it passes through a slot, this role's part is gone."""
         over = next(staging.over for staging in self.staging if staging.name == stmt.staging)
         if over is not None:
@@ -529,7 +508,7 @@ class _Role(Instances):
     def _claim(self, what: str, tensor: Memory, target: Any, instance: Integers) -> None:
         super()._claim(what, tensor, target, self.members[instance] * (self.consumers + 1) + (self.part or 0))
 
-    def _tile_of(self, view: View) -> Any:
+    def _tile_of(self, view: warp.View) -> Any:
         """What this role reads of a slot now, as its tile's dims stand."""
         slot, _ = self._slot(view.ring, view.turn)
         ring = next(ring for ring in self.rings if ring.name == view.ring)
@@ -545,7 +524,7 @@ class _Role(Instances):
     def _truth(self, holds: bool) -> Any:
         return np.full((1, 1), holds)
 
-    def _clear(self, view: View) -> None:
+    def _clear(self, view: warp.View) -> None:
         tile = self._tile_of(view)
         slot, _ = self._slot(view.ring, view.turn)
         ring = next(ring for ring in self.rings if ring.name == view.ring)
@@ -568,7 +547,7 @@ class _Role(Instances):
 
     # Products
 
-    def _operand(self, side: Value | View, dims: tuple[str, ...]) -> Any:
+    def _operand(self, side: Value | warp.View, dims: tuple[str, ...]) -> Any:
         if isinstance(side, Value):
             return self._real(self._aligned(side, dims))
         ring = next(ring for ring in self.rings if ring.name == side.ring)
@@ -580,7 +559,7 @@ class _Role(Instances):
         self.values["%operand"] = found
         return self._real(self._aligned(Value("%operand", own, tile.dtype), dims))
 
-    def _own_dim(self, axis: str, view: View) -> str:
+    def _own_dim(self, axis: str, view: warp.View) -> str:
         """The dim of a view along a dim of its tile: a consumer's part of it, where it has that."""
         return next(dim for dim in view.dims if self.roles.whole(dim) == axis)
 
