@@ -74,6 +74,17 @@ def test_the_estimate_of_shared_memory_is_what_triton_takes(
         assert needed <= found[name] <= needed + 4096, name  # folds across warps take a little
 
 
+def test_a_tile_of_float64_takes_twice_the_shared_memory_on_its_way_to_another_layout() -> None:
+    source, sizes = f"x: f64[i,j]\n{TURNED}", {"i": 100, "j": 200}
+    derived = derive(source, None, False)
+    dtypes = program_dtypes(derived.program)
+    compiled = pipeline(derived, sizes, dtypes, H200)
+    turned = next(c for c in compiled.candidates if c.plan.schedule == "resident")
+    needed = _needed(turned, sizes, with_outputs(derived.program, dtypes))
+    assert max(needed.values()) == 128 * 256 * 8 > H200.shared
+    assert not compiled.chosen.plan.reason
+
+
 ATTENTION = """
     s[b,h,j] = sum[d](q[b,h,d] * k[{at},h//8,d])
     p[b,h,j] = exp(s[b,h,j] - max[j](s[b,h,j]))

@@ -107,7 +107,7 @@ def shared_by_stages(
         prefetched, in_use = one_stage(dict.fromkeys(load for loads in loops for load in loads)), 0
     else:  # all stages but the one in use, which is in registers, and one loop's after the other's
         prefetched, in_use = max(map(one_stage, loops), default=0), 1
-    passing = max(_converted_bytes(kernel, blocks), _scanned_bytes(kernel, blocks))
+    passing = max(_converted_bytes(kernel, blocks), _scanned_bytes(kernel, blocks)) * shape.registers_each
     found = []
     for count in stages:
         operands = sum(max(once, count * each) for once, each in loaded.values())
