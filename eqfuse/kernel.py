@@ -93,6 +93,8 @@ class Kernel:
     divides: bool = True
     first: Mapping[str, int] | None = None
     """The sizes that a plan is made for before any call; nominal ones by default."""
+    at_once: bool = True
+    """Whether that plan is made and verified now, or where it is asked for before any call: a gradient's is not, as a call follows."""
 
     def __post_init__(self) -> None:
         checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again", self.allow)
@@ -101,14 +103,26 @@ class Kernel:
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
         self._gradients: Gradients | None = None
-        extents = self.first or compiler.nominal_extents(self.program)
-        self._current = self._shapes.compile(extents, program_dtypes(self.program), self.device)
-        self._extents: Mapping[str, int] = extents
+        self._extents: Mapping[str, int] = self.first or compiler.nominal_extents(self.program)
+        if self.at_once:
+            self._current = self._before_calls()
         self._joint: Kernel | None = None
         self._has_joint: bool | None = None if self.derived.joined is None else False
         self._start()
         self.content = self._written()
         enrol(self)
+
+    def _before_calls(self) -> Compiled:
+        return self._shapes.compile(self._extents, program_dtypes(self.program), self.device)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Compiled:
+            """The plan of the last call is, before any, one for the first sizes."""
+            if name != "_current":
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            with self._lock:
+                return self.__dict__.setdefault(name, self._before_calls())
 
     def _start(self) -> None:
         """Nothing is loaded on a device, and no call known."""
@@ -403,11 +417,13 @@ class Kernel:
         program = self.program
         with self.derived.scope.entered():
             derived = compiler.derive(source, None, program.strict_casts, assume_finite=program.assume_finite)
-        return self._made(derived)
+        return self._made(derived, at_once=False)
 
-    def _made(self, derived: Derived) -> Kernel:
+    def _made(self, derived: Derived, *, at_once: bool = True) -> Kernel:
         """A kernel of another program, compiled as this one is: the user has not written its branches."""
-        return replace(self, derived=derived, prefer=None, scalars={}, allow=(ALL_UNTAKEN,), first=None)
+        return replace(
+            self, derived=derived, prefer=None, scalars={}, allow=(ALL_UNTAKEN,), first=None, at_once=at_once
+        )
 
     # -- as an operator of torch -------------------------------------------------------------------
 
@@ -466,7 +482,7 @@ class Kernel:
             derived = compiler.derive(
                 source, self.scalars, program.strict_casts, assume_finite=program.assume_finite
             )
-        return replace(self, derived=derived, first=None)
+        return replace(self, derived=derived, first=None, at_once=True)
 
     def opened(
         self,

@@ -326,3 +326,22 @@ def test_residuals_of_halves_are_in_float32(compiled: bool) -> None:
     found = torch.autograd.grad(run(q, k, v), (q, k, v), cotangent)
     for one, other in zip(found, right, strict=True):
         assert float((one.double() - other).norm() / other.norm()) < 4e-3
+
+
+def test_kernels_of_a_gradient_are_planned_for_calls_alone() -> None:
+    """A backward is planned and verified for no sizes that nothing was called with."""
+    kernel = eq.compile(CASES["softmax"].source, target="cpu", native="off")
+    x = torch.randn(3, 70, requires_grad=True)
+    kernel(x=x).square().sum().backward()
+    (expected,) = torch.autograd.grad(torch.softmax(x, 1).square().sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+    made = kernel.backward.kernel
+    assert isinstance(made, eq.Kernel) and len(made._shapes._compiled) == 1
+    assert made.certificate is not None and made.compiled.extents["i"] == 3
+
+
+def test_the_kernel_of_a_gradient_has_a_plan_before_any_call() -> None:
+    kernel = eq.compile(CASES["softmax"].source, target="cpu", native="off")
+    shown = kernel.backward
+    assert isinstance(shown.kernel, eq.Kernel) and not shown.kernel._shapes._compiled
+    assert shown.certificate.ok and shown.plan.kernels
