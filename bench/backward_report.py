@@ -18,7 +18,7 @@ from eqfuse.differentiate.certify import certify_gradient
 from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.errors import EqfuseError
 from eqfuse.explain.explanation import why_not
-from eqfuse.explain.why import Divided
+from eqfuse.explain.why import Apart, Divided
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.verify.certificate import REQUESTED
 
@@ -101,7 +101,7 @@ def _row(workload: Workload, wrt: tuple[str, ...]) -> dict[str, Any]:
         "why_not": [
             str(reason).partition("\n")[0]
             for reason in why_not(kernel.report)
-            if not isinstance(reason, Divided)
+            if not isinstance(reason, Apart | Divided)
         ],
         "seconds": time.perf_counter() - started,
         "source": source,

@@ -76,6 +76,13 @@ def test_workloads_fails_where_a_schedule_is_missing(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
+def test_backward_says_fused_of_outputs_with_a_kernel_each(tmp_path: Path) -> None:
+    assert run("backward", replace(ONE, only="layernorm"), output=tmp_path / "x.json") == 0
+    row = next(row for row in rows_of(tmp_path / "x.json") if row["all"])
+    assert row["kernels"] == 2 and row["why_not"] == []
+
+
+@pytest.mark.slow
 def test_compile(tmp_path: Path) -> None:
     assert run("compile", ONE, output=tmp_path / "x.json") == 0
     (row,) = rows_of(tmp_path / "x.json")

@@ -17,6 +17,7 @@ from eqfuse.errors import ScheduleError
 from eqfuse.extract.partition import NOMINAL_BLOCK
 from eqfuse.rules.egraph import saturate
 from eqfuse.rules.prepare import prepare
+from eqfuse.terms.nodes import Output
 from eqfuse.terms.parser import parse
 
 TANH, _ = UNFUSED["tanh"]
@@ -102,9 +103,15 @@ def test_an_exhausted_budget_is_reported_and_leaves_nothing_behind(monkeypatch: 
 
 def test_the_number_of_rounds_is_a_budget_too(monkeypatch: pytest.MonkeyPatch) -> None:
     program = parse(FUSED["softmax"])
-    monkeypatch.setattr(saturate, "MAX_ROUNDS", -12)
-    outputs, report = prepare(program)
-    assert report.stopped.startswith("saturation stopped after") and not report.saturated
+
+    def within(rounds: int) -> tuple[tuple[Output, ...], saturate.Report]:
+        monkeypatch.setattr(saturate, "MAX_ROUNDS", rounds)
+        return prepare(program)
+
+    # There is one more for each term and fact at the start, so that the first budget that is too small is below 0.
+    tried = (within(-less) for less in range(saturate.MAX_TERMS))
+    outputs, report = next(found for found in tried if not found[1].saturated)
+    assert report.stopped.startswith(f"saturation stopped after {report.rounds} rounds") and report.rounds
     assert [output.name for output in outputs] == [output.name for output in program.outputs]
 
 
