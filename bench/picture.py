@@ -34,8 +34,7 @@ def panels() -> tuple[str, str, str]:
     loop = re.search(r"\n( +for j_start in .*?)\n    #", kernel.triton, re.DOTALL)
     if merge is None or loop is None:
         raise RuntimeError("the merge or the loop is printed in another form")
-    states, footnote = re.split(r"\n(?=  repairs)", merge[1])
-    return PROGRAM, f"{_flush(states)}\n{_flush(footnote)}", _flush(loop[1])
+    return PROGRAM, _flush(merge[1]).replace("    #", "\n#"), _flush(loop[1])
 
 
 def _flush(text: str) -> str:

@@ -83,7 +83,7 @@ def test_forms(value: str, shown: str, form: str) -> None:
 
 def test_two_forms_have_two_names() -> None:
     text = str(MergeText(derived("softmax_entropy").groups))
-    assert "ratio(old, new) = exp(old - new)\n" in text and "ratio2(old, new) = old / new\n" in text
+    assert "ratio(old, new) = exp(old - new)  " in text and "ratio2(old, new) = old / new  " in text
 
 
 def test_what_is_no_repair_keeps_its_guards() -> None:

@@ -30,7 +30,7 @@ from eqfuse.proof.notation import Names, Notation
 from eqfuse.proof.sentences import conditions, sentence
 from eqfuse.proof.syntax import Position, Term, term, transform, walk
 from eqfuse.rules.egraph.encode import Encoder
-from eqfuse.rules.repairs import HEADING, Repairs, written_name
+from eqfuse.rules.repairs import FREE, Repairs, written_name
 from eqfuse.rules.rule import Rule
 from eqfuse.rules.split import reads_state
 from eqfuse.rules.tables import algebra
@@ -232,11 +232,9 @@ class Outline:
     def _forms(self, group: GroupProof) -> Iterator[Block]:
         """What the repairs of a group are."""
         merged = [m for s in group.states for m in (s.update, s.combine) if m is not None]
-        forms = self._repairs.forms(self._repairs.shown(self._expression(m.value)) for m in merged)
-        if forms:
-            yield Prose(HEADING)
-        for name, form in forms:
-            yield Equation(name, self._term(form), self.abbreviations)
+        shown = [self._repairs.shown(self._expression(m.value)) for m in merged]
+        for name, form in self._repairs.forms(shown):
+            yield Equation(name, self._term(form), self.abbreviations, FREE)
 
     def _expression(self, root: Term) -> Expr:
         """The expression of a term, where what reads no state is a scalar."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from eqfuse.rules.merge import Group
-from eqfuse.rules.repairs import HEADING, Repairs
+from eqfuse.rules.repairs import FREE, Repairs
 from eqfuse.terms.folds import combined, fold_of, ranks_of
 from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, children, replaced, transform, walk
 from eqfuse.terms.printer import show
@@ -42,9 +42,8 @@ def show_group(group: Group) -> str:
         steps.append((f"{update.state}_new", repairs.shown(_combined(update.value))))
     lines.append("  two parts a and b:")
     lines += _section(parts)
-    if forms := repairs.forms(value for _, value in (*parts, *steps)):
-        lines.append(f"  {HEADING}")
-        lines += [f"    {name} = {show(form)}" for name, form in forms]
+    for name, form in repairs.forms(value for _, value in (*parts, *steps)):
+        lines.append(f"    {name} = {show(form)}    # {FREE}")
     lines.append("  what a loop has seen, and the next tile:")
     lines += _section(steps)
     if group.merge.finish:

@@ -21,8 +21,8 @@ from eqfuse.terms.printer import WRITTEN
 OLD, NEW = Local("old", ()), Local("new", ())
 """What a form says of its arguments."""
 
-HEADING = "repairs, any finite number where a part has seen nothing:"
-"""Of the footnote: its state is the identity there (docs/repairs.md)."""
+FREE = "any finite number where a part has seen nothing"
+"""Of every form: the state of such a part is the identity (docs/repairs.md)."""
 
 _NAME = "repair:{}"
 """The function by which a repair stands in an expression."""
