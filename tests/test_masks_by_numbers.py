@@ -15,6 +15,7 @@ import eqfuse as eq
 from bench.workloads import WORKLOADS
 from eqfuse import certification, compiler
 from eqfuse.devices import device_named
+from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.extract.warp_schedules import sized
 from eqfuse.loops.dominance import parted
 from eqfuse.loops.nodes import Nest
@@ -331,6 +332,17 @@ def test_gradients(number: str, first: int, dtype: str) -> None:
     close = {"f32": {"rtol": 2e-3, "atol": 2e-4}, "f64": {"rtol": 1e-6, "atol": 1e-8}}[dtype]
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.double(), theirs, **close)
+
+
+@pytest.mark.parametrize(("number", "is_exact"), [("-1e30", True), ("-1e3", False), ("-inf", False)])
+def test_a_large_number_meets_a_saved_maximum_before_it_is_scaled(number: str, is_exact: bool) -> None:
+    """-1e30 * log2 e less the same product is not 0 where a compiler fuses one of them with the difference."""
+    made = saving_gradient(_source("j <= i", number), ["V"], saves="f32", halves=HALF)
+    derived = compiler.derive(made.backward, None, False)
+    dtypes = {t.name: "f32" if t.name in made.residuals else "f16" for t in derived.program.tensors}
+    tile = str(compiler.pipeline(derived, SIZES, dtypes, H200).tile)
+    assert "exp2(" in tile
+    assert ("_plain * log2(e)" not in tile) == is_exact
 
 
 @pytest.mark.slow

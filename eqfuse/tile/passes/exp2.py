@@ -8,7 +8,9 @@ difference of two exact numbers is better taken first.
 
 The same holds where a kernel takes exponentials of differences between what it computes from inputs, or from what was stored,
 and what another kernel has made of that and stored, a maximum as a rule: `x - max x` is exactly 0 at the maximum, and it has to stay so. There, neither
-what is stored nor what is subtracted is kept multiplied, for a product and its inverse are rounded.
+what is stored nor what is subtracted is kept multiplied, for a product and its inverse are rounded. The same holds where a
+number such as -1e30, by which a program masks, meets what is loaded: the maximum of a row that is masked wholly is that
+number, and a compiler may round the product of the one and not that of the other, as it fuses it with the difference.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ _WORTH = 8
 
 _MOST = LARGEST / math.log2(math.e)
 """Numbers beyond it are infinities of float32 once they are multiplied."""
+_COARSE = 2.0**13
+"""The product with log2 e of numbers beyond it is rounded by more than 2**-11 in float32, which is so much of an exponential."""
 _UNCHANGED = (0.0, math.inf, -math.inf)
 """Constants that are themselves times any positive number."""
 
@@ -256,7 +260,7 @@ def log2_scaled(kernel: ir.Kernel, exact: frozenset[str] = frozenset()) -> froze
     found: set[str] = set()
     kept = _kept_exact(kernel, exact) | great
     for group in flow.groups():
-        if group & kept:
+        if group & kept or flow.meets_loaded(group):
             continue
         removed = sum(_elements(arg) for arg in flow.exponents if arg.name in group)
         added = sum(_elements(flow.values[name]) for name in group if flow.costs(name, group))
@@ -378,6 +382,14 @@ class _Flow:
                 seen |= group
                 if all(self.values[name].dtype == "f32" for name in group):
                     yield frozenset(group)
+
+    def meets_loaded(self, group: frozenset[str]) -> bool:
+        """Whether what is multiplied is made of tiles that are loaded and of numbers whose product would be coarse."""
+        parts = (part.name for name in group for part in self._sources(name))
+        return any(isinstance(self.ops.get(name), ir.LoadTile) for name in group) and any(
+            isinstance(op, ir.Constant | ir.Fill) and _COARSE < abs(op.number) < math.inf
+            for op in map(self.ops.get, parts)
+        )
 
     def costs(self, name: str, group: frozenset[str]) -> bool:
         """Whether keeping the value multiplied takes a multiplication: to make it, or to undo it for a reader."""
