@@ -24,8 +24,8 @@ from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import admit, registered_in
+from eqfuse.extract.call_estimate import CallEstimate
 from eqfuse.extract.devices import Device
-from eqfuse.extract.foreseen import Foreseen
 from eqfuse.limits import OverLimit
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
@@ -282,12 +282,12 @@ class Kernel:
         ran as a whole. A backward's: `k.backward.chunks`."""
         return self._routes.latest
 
-    def foreseen(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Foreseen:
+    def estimate(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CallEstimate:
         """What a call of these tensors and numbers would take: predicted seconds, and the bytes of what its kernels would make
         for each other. The plan is chosen as the call would choose it; nothing runs."""
         arguments = self._shapes.arguments
         with undisturbed():
-            return self._shapes.foreseen(self._shapes.of(arguments, arguments.given(values, sizes)))
+            return self._shapes.estimate(self._shapes.of(arguments, arguments.given(values, sizes)))
 
     def bind(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Launch:
         """A launch: this very call, its tensors and numbers fixed, that may be run again and again. It gives the same output

@@ -20,7 +20,7 @@ from eqfuse.calls.specialization import Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.errors import EqfuseError
 from eqfuse.lowered import lower_nest
-from eqfuse.operator.derivative import apart
+from eqfuse.operator.derivative import untraced
 from eqfuse.operator.shapes import Size, extents
 from eqfuse.terms.types import program_dtypes
 
@@ -46,7 +46,7 @@ def opened(
     dtypes = program_dtypes(program, {name: DTYPE_NAMES[tensor.dtype] for name, tensor in tensors.items()})
     on_gpu = any(tensor.is_cuda for tensor in tensors.values())
     hints = {axis: max(1, _hint(size) if on_gpu else int(size)) for axis, size in symbols.items()}
-    with apart():
+    with untraced():
         compiled = shapes.compile(hints, dtypes, shapes.target.of(tensors))
         if on_gpu:
             compiled = _with_open_sizes(shapes, compiled, symbols)

@@ -59,8 +59,8 @@ def bound(kernel: eq.Kernel, x: torch.Tensor) -> object:
     return launch()
 
 
-def foreseen(kernel: eq.Kernel, x: torch.Tensor) -> object:
-    return kernel.foreseen({"x": x, "a": 0.5})
+def estimated(kernel: eq.Kernel, x: torch.Tensor) -> object:
+    return kernel.estimate({"x": x, "a": 0.5})
 
 
 def refused(kernel: eq.Kernel, x: torch.Tensor) -> None:
@@ -68,7 +68,7 @@ def refused(kernel: eq.Kernel, x: torch.Tensor) -> None:
         kernel(x=x, a="half")
 
 
-CALLS = (plain, without_gradients, backward, grad, batched, array, prepared, bound, foreseen, refused)
+CALLS = (plain, without_gradients, backward, grad, batched, array, prepared, bound, estimated, refused)
 
 SHAPES = [*((3, n) for n in range(20, 25)), *[(3, 17)] * 5, *[(3, 18), (3, 19)] * 3]
 """New lengths, one and the same, and two in turn."""

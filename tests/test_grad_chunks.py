@@ -13,8 +13,8 @@ from eqfuse.differentiate import divide
 from eqfuse.differentiate.chunks import Undivided, certify_chunks, chunks_of
 from eqfuse.differentiate.divide import Chunked, Divisions
 from eqfuse.differentiate.gradient import saving_gradient
-from eqfuse.extract import foreseen
-from eqfuse.extract.foreseen import Foreseen
+from eqfuse.extract import call_estimate
+from eqfuse.extract.call_estimate import CallEstimate
 from eqfuse.terms.parser import parse
 from eqfuse.verify.certificate import REQUESTED
 
@@ -139,7 +139,7 @@ def test_constants_and_dtypes_of_a_call_are_those_of_its_chunks(dtype: torch.dty
     def compiled(text: str) -> eq.Kernel:
         return eq.compile(text, native="off", verify=False)
 
-    much = Foreseen(1e12, ("i", "f"), lambda: 1e9)
+    much = CallEstimate(1e12, ("i", "f"), lambda: 1e9)
     kinds = {"y": "bf16" if dtype == torch.bfloat16 else "f64"}
     found = Divisions(kernel.program, kernel.scalars, kernel.bound, compiled).of(much, values, sizes, kinds)
     assert found is not None and found.length in (3, 15)
@@ -151,7 +151,7 @@ def test_constants_and_dtypes_of_a_call_are_those_of_its_chunks(dtype: torch.dty
 
 @pytest.mark.slow
 def test_a_backward_that_stores_much_runs_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreseen, "MUCH", 1000)
+    monkeypatch.setattr(call_estimate, "MUCH", 1000)
     monkeypatch.setattr(divide, "SHARE", 4.0)
     monkeypatch.setattr(divide, "SLOWER", 10.0)
     torch.manual_seed(0)

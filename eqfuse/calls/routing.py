@@ -10,7 +10,7 @@ from eqfuse.arguments import CallKey, Given
 from eqfuse.calls.known import Calls, Routed
 from eqfuse.calls.specialization import Specialization
 from eqfuse.errors import VerificationError
-from eqfuse.extract import foreseen
+from eqfuse.extract import call_estimate
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.terms.joined import joined
 
@@ -75,7 +75,7 @@ class Routes:
         if self.divisions is None or special.is_empty:
             return None
         shapes = self.calls.shapes
-        if shapes.stored(special) <= foreseen.MUCH:
+        if shapes.stored(special) <= call_estimate.MUCH:
             return None
         found = self._divided.get(id(special))
         if found is None:
@@ -84,7 +84,7 @@ class Routes:
                     self._ways = self.divisions()
                 values = {**given.tensors, **given.scalars}
                 dtypes = with_outputs(shapes.derived.program, special.dtypes)
-                whole = shapes.foreseen(special)
+                whole = shapes.estimate(special)
                 division = self._ways.of(whole, values, special.extents, dtypes)
                 if len(self._divided) >= MOST_DIVIDED:
                     self._divided.clear()

@@ -17,10 +17,10 @@ from eqfuse.compiled import Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named
 from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.extract.call_estimate import CallEstimate
 from eqfuse.extract.candidates import Candidate, Search, seconds_of, with_outputs
 from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
-from eqfuse.extract.foreseen import Foreseen
 from eqfuse.limits import OverLimit
 from eqfuse.records import dataclass
 from eqfuse.threads import Lock, cached, uncollected
@@ -352,7 +352,7 @@ class Specializations:
             found = self._made[id(compiled)] = compiled, each
         return sum(size * prod([sizes.get(axis, 1) for axis in axes]) for size, axes in found[1])
 
-    def foreseen(self, special: Specialization) -> Foreseen:
+    def estimate(self, special: Specialization) -> CallEstimate:
         """What a call would take, and its kernels would make for each other."""
         compiled, extents = special.compiled, special.extents
         nest, shards = compiled.chosen.nest, max(special.shards.values(), default=1)
@@ -367,7 +367,7 @@ class Specializations:
             of.get(axis, axis) for b in sorted(made, key=made.__getitem__, reverse=True) for axis in b.axes
         )
         own = tuple(dict.fromkeys(axis for axis in axes if axis in extents))
-        return Foreseen(self.stored(special), own, lambda: self._seconds_of(compiled, extents))
+        return CallEstimate(self.stored(special), own, lambda: self._seconds_of(compiled, extents))
 
     # -- sources -----------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from eqfuse.differentiate.chunks import Chunks, Undivided, certify_chunks, chunks_of
-from eqfuse.extract import foreseen
-from eqfuse.extract.foreseen import Foreseen
+from eqfuse.extract import call_estimate
+from eqfuse.extract.call_estimate import CallEstimate
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
@@ -50,7 +50,7 @@ class Callee(Protocol):
 class Compiled(Callee, Protocol):
     """A kernel that is called, and that says what a call would take."""
 
-    def foreseen(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Foreseen: ...
+    def estimate(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CallEstimate: ...
 
 
 Values = Mapping[str, Any]
@@ -158,14 +158,14 @@ def _width(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Division:
-    """How calls that are alike are divided: chunks of so many positions; the dtypes of outputs; what was foreseen of the whole,
+    """How calls that are alike are divided: chunks of so many positions; the dtypes of outputs; estimates of the whole,
     and of all chunks."""
 
     chunked: Chunked
     length: int
     dtypes: Sequence[torch.dtype]
-    whole: Foreseen
-    divided: Foreseen
+    whole: CallEstimate
+    divided: CallEstimate
 
     def __call__(self, values: Values, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         found = self.chunked(values, sizes, self.length)
@@ -197,12 +197,12 @@ class Divisions:
     _known: dict[str, Chunked | None] = field(default_factory=dict)
 
     def of(
-        self, whole: Foreseen, values: Values, sizes: Mapping[str, int], dtypes: Mapping[str, str]
+        self, whole: CallEstimate, values: Values, sizes: Mapping[str, int], dtypes: Mapping[str, str]
     ) -> Division | None:
-        """How a call is divided of which `whole` is foreseen; None where it runs as that. `sizes` are those of all axes, `dtypes`
+        """How a call is divided whose estimate is `whole`; None where it runs as that. `sizes` are those of all axes, `dtypes`
         those of outputs."""
         tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
-        room = max(foreseen.MUCH, SHARE * max(map(_bytes, tensors), default=0))
+        room = max(call_estimate.MUCH, SHARE * max(map(_bytes, tensors), default=0))
         if whole.stored <= room:
             return None
         made = tuple(TORCH_DTYPES[o.dtype or dtypes[o.name]] for o in self.program.outputs)
@@ -236,20 +236,22 @@ class Divisions:
 
     def _parts(
         self, chunked: Chunked, values: Values, sizes: Mapping[str, int], room: float
-    ) -> tuple[int, Foreseen] | None:
+    ) -> tuple[int, CallEstimate] | None:
         """The length of the fewest chunks that have room, and what they take; None where no number of them has it."""
         count, chunks = chunked.extent(values), 2
         while chunks <= min(MOST, count):
             length = math.ceil(count / chunks)
             if length > WHOLE_TILES:
                 length = math.ceil(length / WHOLE_TILES) * WHOLE_TILES
-            found = self._foreseen(chunked, values, sizes, length)
+            found = self._estimate(chunked, values, sizes, length)
             if found.stored <= room:
                 return length, found
             chunks *= 2
         return None
 
-    def _foreseen(self, chunked: Chunked, values: Values, sizes: Mapping[str, int], length: int) -> Foreseen:
+    def _estimate(
+        self, chunked: Chunked, values: Values, sizes: Mapping[str, int], length: int
+    ) -> CallEstimate:
         """What all chunks take, and store: sums are there twice, before and after a chunk, and outputs of a chunk beside the
         whole ones."""
         widest = _widest(values)
@@ -260,12 +262,12 @@ class Divisions:
             for name, x in shapes.items()
         }
         given = {**chunked.part(values, 0, length), **carried}
-        one = chunked.kernel.foreseen(given, chunked.sizes(sizes, length))
+        one = chunked.kernel.estimate(given, chunked.sizes(sizes, length))
         times = math.ceil(chunked.extent(values) / length)
         own = {**sizes, **chunked.kernel.program.lengths, chunked.chunks.axis: length}
         outputs = (o for o in chunked.kernel.program.outputs if o.name in chunked.chunks.outputs)
         parts = sum(math.prod(own.get(axis, 1) for axis in o.axes) for o in outputs) * like.element_size()
-        return Foreseen(
+        return CallEstimate(
             one.stored + 2 * sum(map(_bytes, shapes.values())) + parts, one.axes, lambda: times * one.seconds
         )
 

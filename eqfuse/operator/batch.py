@@ -12,7 +12,7 @@ import torch
 from eqfuse.errors import EqfuseError
 from eqfuse.names import Names
 from eqfuse.operator.content import kernel_of, names_in, operator_of
-from eqfuse.operator.derivative import apart
+from eqfuse.operator.derivative import untraced
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.terms.syntax import Declaration, Definition, Source, statements
@@ -97,7 +97,7 @@ def rule(
     """The outputs for a whole batch, and which of their dimensions it is."""
     of_tensors = names_in(names)[0]
     grown = tuple(n for n, dim in zip(of_tensors, dims[2], strict=True) if dim is not None)
-    with apart():
+    with untraced():
         kernel = kernel_of(content)
         constant = [name for name in grown if name not in _inputs(kernel.program)]
         if constant:

@@ -25,7 +25,7 @@ from eqfuse.terms.parser import sized_axes
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def untraced() -> Iterator[None]:
     """Inside, torch computes numbers, whatever records or transforms what is called around it."""
     with torch._C._DisableFuncTorch(), _disable_current_modes(), torch.no_grad():
         yield
@@ -77,7 +77,7 @@ class _Forward:
     def of(content: str, names: str, tensors: Sequence[torch.Tensor]) -> _Forward:
         from eqfuse.differentiate.gradient import differentiable  # derivatives are for those who ask
 
-        with apart():
+        with untraced():
             kernel = kernel_of(content)
             real = differentiable(kernel.program)
             given = zip(names_in(names)[0], tensors, strict=True)
@@ -138,7 +138,7 @@ class _Recorded(_SingleLevelFunction):
         # What may be differentiated again reads nothing that was saved: that would count as a constant.
         of = () if torch.is_grad_enabled() else forward.by
         saved = dict(zip(forward.saved, every[len(of_tensors) :], strict=True)) if of else {}
-        with apart():
+        with untraced():
             kernel = kernel_of(content)
             dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
             gradient = kernel.gradient(wanted, of, _are_alike(kernel.program, tensors), dtypes)

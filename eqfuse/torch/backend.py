@@ -30,8 +30,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled, joined
-from eqfuse.operator.derivative import apart as undisturbed
-from eqfuse.operator.derivative import gradient_sizes
+from eqfuse.operator.derivative import gradient_sizes, untraced
 from eqfuse.operator.shapes import extents
 from eqfuse.terms.nodes import Program, reductions
 from eqfuse.terms.parser import parse
@@ -426,7 +425,7 @@ class Fusion:
 
     def _compiled(self, candidate: Candidate) -> Kernel:
         """The kernel of a candidate, and in training its gradient's, both verified. Raises EqfuseError."""
-        with undisturbed():
+        with untraced():
             kernel = _kernel(candidate.text.source, self.options.native)
             if self.in_training:
                 values = [(name, node.meta["val"]) for name, node in candidate.inputs]
@@ -482,7 +481,7 @@ class Fusion:
         if text.sizes or text.numbers:
             raise Refused(region.outputs[0], "it has a size that no tensor gives")
         given = tuple((names[node], node) for node in inputs if names[node] in text.inputs)
-        with undisturbed():
+        with untraced():
             program = parse(text.source)
             pairs = [(name, node.meta["val"]) for name, node in given]
             seconds = prices.fused(program, pairs, device, partial(_derived, text.source)), rest

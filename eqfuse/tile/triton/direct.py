@@ -21,7 +21,7 @@ import torch
 
 from eqfuse.tile.storage import contiguous
 from eqfuse.tile.triton.driver import Loaded
-from eqfuse.tile.triton.stand_in import Launched
+from eqfuse.tile.triton.kept_module import Launched
 
 Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
 """The outputs, for the values of a call by name and the addresses of its tensors in their order; None where it has to go

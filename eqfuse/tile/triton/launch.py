@@ -28,8 +28,8 @@ from eqfuse.errors import BindError, EqfuseError
 from eqfuse.threads import Lock, cached
 from eqfuse.tile.triton import binaries, direct
 from eqfuse.tile.triton.direct import Kind, known_call
+from eqfuse.tile.triton.kept_module import Missing, module_of
 from eqfuse.tile.triton.planned import Planned, Planner, planner_of
-from eqfuse.tile.triton.stand_in import Missing, module_of
 
 
 def cache_folders() -> list[Path]:

@@ -18,7 +18,7 @@ from eqfuse.terms.integers import power_of_two
 from eqfuse.tile.storage import contiguous
 from eqfuse.tile.triton.binaries import DIVISOR, WIDE
 from eqfuse.tile.triton.direct import Form, Kind, Take, form_of, taker
-from eqfuse.tile.triton.stand_in import module_of
+from eqfuse.tile.triton.kept_module import module_of
 
 Class = tuple[Any, ...]
 """What decides a binary: the kernel, the device that it is loaded on, options, constants (a place among them is always of one

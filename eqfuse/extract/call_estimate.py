@@ -10,7 +10,7 @@ MUCH = 1 << 30
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class CallEstimate:
     """What a call would take: `stored` bytes of tensors that its kernels make for each other, and the `axes` of these, of the
     largest first; `price` predicts its seconds."""
 
