@@ -203,7 +203,7 @@ def _compiled(source: str) -> Verdict:
         certificate = eq.compile(source, target="cpu", verify="again").certificate
     except EqfuseError as error:
         return "refused", str(error)
-    near = f", {certificate.nearer}" if certificate.nearer else ""
+    near = f", {certificate.shrunk}" if certificate.shrunk else ""
     return "accepted", f"bound {certificate.bound:.0e}{near}"
 
 

@@ -164,7 +164,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     from eqfuse.extend.reductions import assumptions
     from eqfuse.tile.passes.pipeline import passes_of
     from eqfuse.verify.check import check_stages
-    from eqfuse.verify.nearer import Nearer
+    from eqfuse.verify.shrink_constants import ShrunkConstants
     from eqfuse.verify.sizes import small_extents
     from eqfuse.verify.stages import joined_stages, stages_of
 
@@ -205,10 +205,10 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         return certificate, passes_of((*tiles, *forms))
 
     certificate, passes = compared(program, subject.outputs, subject.nest, subject.joined)
-    nearer = Nearer.of(program, subject.outputs, subject.nest)
-    if nearer is not None and certificate.counterexample is None:
-        near, _ = compared(nearer.program, nearer.outputs, nearer.nest)
-        certificate = certificate.with_nearer(near, str(nearer))
+    shrunk = ShrunkConstants.of(program, subject.outputs, subject.nest)
+    if shrunk is not None and certificate.counterexample is None:
+        near, _ = compared(shrunk.program, shrunk.outputs, shrunk.nest)
+        certificate = certificate.with_shrunk(near, str(shrunk))
     lost = (INFINITIES_LOST,) if subject.loses_infinities else ()
     return replace(
         certificate,

@@ -1,4 +1,4 @@
-"""Stages of the compiler at other sizes than the usual ones, on values at thresholds, and with numbers far out brought nearer."""
+"""Stages of the compiler at other sizes than the usual ones, on values at thresholds, and with large constants shrunk."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_certificate_lists_the_sizes_that_stages_were_compared_at() -> None:
 def test_masks_far_out_are_compared_with_numbers_nearer(mask: str) -> None:
     certificate = eq.compile(ATTENTION.format(mask=mask)).certificate
     assert certificate.ok and certificate.reached
-    assert certificate.nearer and not any("the same everywhere" in text for text in certificate.not_covered)
-    assert "also taken nearer, alike in all stages" in str(certificate)
+    assert certificate.shrunk and not any("the same everywhere" in text for text in certificate.not_covered)
+    assert "also shrunk, alike in all stages" in str(certificate)
 
 
 def test_values_that_leave_the_range_of_floats_are_drawn_smaller() -> None:

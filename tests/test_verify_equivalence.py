@@ -291,7 +291,7 @@ def test_where_every_order_is_open_nothing_is_verified(stage: str) -> None:
 def test_conditions_with_one_side_only_are_told() -> None:
     text = "y[i] = sum[j](where(i - j < 5000000, x[i,j], 0))"
     certificate = equivalent(text, text)
-    assert certificate.ok and certificate.nearer == "5000000 as 5" and not certificate.untaken
+    assert certificate.ok and certificate.shrunk == "5000000 as 5" and not certificate.untaken
     certificate = equivalent(text, text.replace("5000000", "6000000"))
     assert not certificate.ok and "i - j < 5000000: the same everywhere at these sizes" in str(certificate)
     near = text.replace("5000000", "4")

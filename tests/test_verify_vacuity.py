@@ -120,7 +120,7 @@ def test_sizes_too_small_to_tell_programs_apart_verify_nothing(left: str, right:
     )
     assert unseen in certificate.reason and any(unseen in text for text in certificate.not_covered)
     same = equivalent(left, left)
-    assert same.ok and same.nearer == "100000000 as 5" and not same.untaken
+    assert same.ok and same.shrunk == "100000000 as 5" and not same.untaken
 
 
 @pytest.mark.parametrize("divisor", ["4", "60", "N(j)", "g"])

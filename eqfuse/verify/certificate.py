@@ -137,8 +137,8 @@ class Certificate:
     (first position, between, last). `unverified` says what registrations declared, or arithmetic left open, of the
     reductions and rules that were used; `rules` are the added ones that matched. `passes` changed the tile programs
     before they were compared. `cached` says that an earlier process ran the trials: the certificate was read from a
-    file (docs/cache.md). `nearer` says which large numbers that positions meet were also taken as which small ones, in
-    the program and all stages alike. `searched` are the sizes and integer scalars at which a difference was looked for
+    file (docs/cache.md). `shrunk` says which large constants that positions are compared with were also replaced by which
+    small ones, in the program and all stages alike. `searched` are the sizes and integer scalars at which a difference was looked for
     besides, on inputs at the thresholds of both programs; these trials are no part of `trials` nor of the bound.
     `untaken` are sides of branches that no trial took: where there are some, `ok` needs that they were `allowed`.
     `supposed` are such sides where all stages were compared with the order of the numbers said to be the other one.
@@ -171,7 +171,7 @@ class Certificate:
     rules: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     searched: tuple[Mapping[str, int], ...] = ()
-    nearer: str = ""
+    shrunk: str = ""
     cached: bool = False
     untaken: tuple[str, ...] = ()
     supposed: tuple[str, ...] = ()
@@ -239,13 +239,13 @@ class Certificate:
         )
         return replace(found, ok=False, bound=1.0, reason=reason)
 
-    def with_nearer(self, other: Certificate, numbers: str) -> Certificate:
+    def with_shrunk(self, other: Certificate, numbers: str) -> Certificate:
         """This certificate, with what the same stages showed where large numbers that positions meet were small
         `numbers`. What was too far out to be compared here counts as compared there."""
         if not other.ok:
             return self
         if not self.ok:
-            return replace(other, nearer=numbers)
+            return replace(other, shrunk=numbers)
         near = {text for text in other.not_covered if text.endswith(SAME_EVERYWHERE)}
         kept = [text for text in self.not_covered if not text.endswith(SAME_EVERYWHERE)]
         return replace(
@@ -257,7 +257,7 @@ class Certificate:
             trials=self.trials + other.trials,
             searched=self.searched + other.searched,
             bound=max(self.bound, other.bound),
-            nearer=numbers,
+            shrunk=numbers,
         )
 
     def __str__(self) -> str:
@@ -287,9 +287,9 @@ class Certificate:
                 "looked for a difference, at inputs near every number of both programs, at sizes and integers:"
             )
             lines += ["  " + " ".join(f"{name}={n}" for name, n in sizes.items()) for sizes in self.searched]
-        if self.nearer:
+        if self.shrunk:
             lines.append(
-                f"numbers that positions meet, also taken nearer, alike in all stages: {self.nearer}"
+                f"large constants that positions meet, also shrunk, alike in all stages: {self.shrunk}"
             )
         if self.passes:
             lines.append("passes that ran and were verified: " + ", ".join(self.passes))

@@ -39,8 +39,8 @@ from eqfuse.verify.certificate import (
 from eqfuse.verify.comparison import Defined, differs
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.joint import JointSizes
-from eqfuse.verify.nearer import nearer_programs
 from eqfuse.verify.shrink import differ_in_floats, smallest
+from eqfuse.verify.shrink_constants import shrink_constants
 from eqfuse.verify.sizes import (
     APART,
     SEARCHED,
@@ -102,14 +102,14 @@ def equivalent(
 
     made = _compared(verification, pair, given, scalars or {}, defined, seed, trials)
     if made.at_sizes() and made.counterexample is None and not verification.hidden:
-        brought = nearer_programs((first, second))
-        if brought is not None:
-            (one, two), numbers = brought
+        shrunk = shrink_constants((first, second))
+        if shrunk is not None:
+            (one, two), numbers = shrunk
             near = Verification(trials, seed, FieldChoice.of(one, two), bound)
             sizes = JointSizes.of(one, two, given)
             if not sizes.output_difference():
                 found = _compared(near, sizes, given, scalars or {}, defined, seed, trials)
-                made = made.with_nearer(found, numbers)
+                made = made.with_shrunk(found, numbers)
     hidden = verification.unshown
     if hidden is not None and made.counterexample is None and differ_in_floats(first, second, hidden):
         made = replace(made, counterexample=hidden, reason=differs(hidden.stage))

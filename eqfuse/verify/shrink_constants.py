@@ -1,8 +1,8 @@
-"""Programs whose positions meet large numbers (`j > i + 290`), with small ones in their place.
+"""Large constants that positions are compared with (`j > i + 290`), replaced by small ones.
 
 Every whole number that a position or a size is compared with, limited to or divided by, is a name for a place on an axis: what a
 compiler makes of a program may not depend on which place it is, as long as the order of such numbers is kept. So the program
-and each of its stages can be compared with all of them brought nearer alike, by what lies between them, and a mask far
+and each of its stages can be compared with all of them shrunk alike, to the order and the gaps between them, and a mask far
 out is seen at small sizes. Where the stages then differ although they did not before (a number was computed from
 another while compiling), nothing is said of them.
 """
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Nearer:
-    """A program and what was made of it, with other numbers; `numbers` says which stands for which."""
+class ShrunkConstants:
+    """A program and what was made of it, with small constants for large ones: `numbers` maps each large one to its small one."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -38,9 +38,9 @@ class Nearer:
     numbers: Mapping[int, int]
 
     @classmethod
-    def of(cls, program: Program, outputs: tuple[Output, ...], nest: Nest) -> Nearer | None:
+    def of(cls, program: Program, outputs: tuple[Output, ...], nest: Nest) -> ShrunkConstants | None:
         """None where positions meet no large number."""
-        numbers = _nearer_numbers([*roots(program), *(output.expr for output in outputs), *_exprs(nest)])
+        numbers = _small_numbers([*roots(program), *(output.expr for output in outputs), *_exprs(nest)])
         if not numbers:
             return None
         changed = _change(numbers)
@@ -50,10 +50,10 @@ class Nearer:
         return _said(self.numbers)
 
 
-def nearer_programs(programs: tuple[Program, Program]) -> tuple[tuple[Program, Program], str] | None:
-    """Two programs with other numbers, alike in both, and which stands for which; None where positions meet no large
-    number."""
-    numbers = _nearer_numbers([root for program in programs for root in roots(program)])
+def shrink_constants(programs: tuple[Program, Program]) -> tuple[tuple[Program, Program], str] | None:
+    """Two programs with their large constants replaced by small ones, alike in both, and which stands for which; None where
+    positions meet no large number."""
+    numbers = _small_numbers([root for program in programs for root in roots(program)])
     if not numbers:
         return None
     changed = _change(numbers)
@@ -65,7 +65,7 @@ def _said(numbers: Mapping[int, int]) -> str:
     return ", ".join(f"{far} as {near}" for far, near in numbers.items())
 
 
-def _nearer_numbers(exprs: Sequence[Expr]) -> dict[int, int]:
+def _small_numbers(exprs: Sequence[Expr]) -> dict[int, int]:
     """What stands for each large number that positions meet in some expression."""
     far = sorted({number for expr in exprs for number in _far(expr)})
     numbers: dict[int, int] = {}
