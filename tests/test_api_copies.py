@@ -189,17 +189,17 @@ def test_threads_call_one_kernel_on_shapes_it_has_not_seen(
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    # Of the calls in a corner the first that comes has its own sizes compiled, and only then those of the corner, if at
+    # Of the calls in a bucket the first that comes has its own sizes compiled, and only then those of the bucket, if at
     # all: one of the calls at least is the first of all, and nothing is compiled twice.
     of_rows = next(tensor.axes[0] for tensor in kernel.program.tensors if tensor.name == "x")
     regions = Regions(frozenset())
-    corners: dict[int, list[int]] = {}
+    buckets: dict[int, list[int]] = {}
     for extents in made:
-        corners.setdefault(regions.corner(extents)[of_rows], []).append(extents[of_rows])
+        buckets.setdefault(regions.bucket(extents)[of_rows], []).append(extents[of_rows])
     assert made
-    for corner, (own, *further) in corners.items():
+    for bucket, (own, *further) in buckets.items():
         assert own in {rows for rows, _ in shapes}
-        assert further in ([], [1 << corner]) and further != [own]
+        assert further in ([], [1 << bucket]) and further != [own]
 
 
 def test_threads_look_at_a_kernel_while_others_call_it() -> None:

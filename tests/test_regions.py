@@ -155,7 +155,7 @@ def test_regions_are_shown() -> None:
 
 def test_declared_sizes_are_not_rounded() -> None:
     regions = Regions(frozenset("d"))
-    assert regions.sizes(regions.corner({"d": 80, "j": 80})) == {"d": 80, "j": 128}
+    assert regions.sizes(regions.bucket({"d": 80, "j": 80})) == {"d": 80, "j": 128}
 
 
 class Plan:
@@ -190,7 +190,7 @@ def test_a_region_is_followed_to_where_its_plan_is_worse(border: int, whole: tup
         found = regions.at({"j": length}) or regions.add({"j": length}, compile_at, best, of)
         assert found is compile_at({"j": length})
     assert len(regions.found) <= 3
-    # The least sizes of a corner are the greatest of the one before, but where tiles of a whole axis grow.
+    # The least sizes of a bucket are the greatest of the one before, but where tiles of a whole axis grow.
     assert len(priced) <= (2 if whole else 1) * (8 + 4)
     assert (1025 in priced) is bool(whole)
 
@@ -334,8 +334,8 @@ def test_programs_in_roles_are_made_once_for_all_sizes(monkeypatch: pytest.Monke
     assert made and len(made) == len(set(made))
 
 
-def test_the_roles_of_a_corner_are_those_for_the_call_that_begins_it() -> None:
-    """At the end of its corner, twice as long, memory is predicted to bound the kernel with roles and without."""
+def test_the_roles_of_a_bucket_are_those_for_the_call_that_begins_it() -> None:
+    """At the end of its bucket, twice as long, memory is predicted to bound the kernel with roles and without."""
     cell = RAGGED["prefill first"]
     scalars = {"g": cell.groups}
     kernel = eq.compile(cell.text, scalars=scalars, target="h200", assume_finite=True, verify=False)
@@ -381,7 +381,7 @@ def test_a_plan_that_begins_looks_ahead_once(
     assert entries["reached"] == "" and "planned" in entries
 
 
-def test_a_region_ends_before_the_corner_where_its_plan_is_worse() -> None:
+def test_a_region_ends_before_the_bucket_where_its_plan_is_worse() -> None:
     extents = {"i": 4, "j": 100_000}
     compiled = eq.compile(SOFTMAX, target="h200", verify=False).compiled
     regions = Regions(frozenset())

@@ -1,13 +1,13 @@
 """Regions of sizes that one plan serves: found from the cost model, with few sizes priced.
 
-Sizes are rounded up to powers of two, but for those that the program declares: to a *corner*. The first call within a
-corner decides for all its sizes. A plan that is compiled already is taken where it costs at most `TOLERANCE` times what the
+Sizes that round up to the same powers of two are one *bucket*; sizes that the program declares are not rounded. The first
+call within a bucket decides for all its sizes. A plan that is compiled already is taken where it costs at most `TOLERANCE` times what the
 best of all plans does that are known by then: those that any of the compiled ones was chosen from, and itself with tiles of
-its own for these sizes. They are priced at the least and the greatest sizes of the corner (at the greatest alone, where
-the next smaller one was decided and no plan holds what grew), which takes a few milliseconds; only where none is good enough are all plans searched again, and one is compiled. Corners next to each
-other with the same plan are one region; a plan that is good enough at two corners of a box is taken to be so in between.
-On a GPU, where a plan that begins takes a second to compile anyway, its region is looked at ahead, along what its loops walk: at
-every other corner, as long as it is good enough there. A sequence that grows then meets no corner that has to be decided.
+its own for these sizes. They are priced at the least and the greatest sizes of the bucket (at the greatest alone, where
+the next smaller one was decided and no plan holds what grew), which takes a few milliseconds; only where none is good enough
+are all plans searched again, and one is compiled. Buckets next to each other with the same plan are one region; a plan that is good enough at two buckets of a box is taken to be so in between.
+On a GPU, where a new plan takes a second to compile anyway, it is priced ahead too, along the axes that its loops walk: at
+every other larger bucket, as long as it is good enough there. A sequence that grows then meets no bucket that has to be decided.
 
 What a plan computes does not depend on the sizes that it was chosen for: loop nest, tile program and source are for any
 sizes. So a region is a matter of speed alone. Which of two plans serves a size may depend on the sizes called before.
@@ -27,27 +27,27 @@ TOLERANCE = 1.05
 """How many times the cost of the best plan another one may have that is compiled already."""
 
 LEAPS = (2, 4, 6)
-"""How many corners ahead a plan that begins is priced."""
+"""How many buckets ahead a new plan is priced."""
 
-Corner = Mapping[str, int]
+SizeBucket = Mapping[str, int]
 """A binary logarithm for each axis, of its size rounded up; of a declared axis, the size itself."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """Corners from `low` to `high`, both included."""
+    """Buckets from `low` to `high`, both included."""
 
-    low: Corner
-    high: Corner
+    low: SizeBucket
+    high: SizeBucket
 
-    def has(self, corner: Corner) -> bool:
-        return all(self.low[axis] <= at <= self.high[axis] for axis, at in corner.items())
+    def has(self, bucket: SizeBucket) -> bool:
+        return all(self.low[axis] <= at <= self.high[axis] for axis, at in bucket.items())
 
-    def joined(self, corner: Corner) -> Box | None:
-        """The box with a corner that is next to it; None where the corner is further away."""
-        low = {axis: min(at, self.low[axis]) for axis, at in corner.items()}
-        high = {axis: max(at, self.high[axis]) for axis, at in corner.items()}
-        moved = (self.low[a] - low[a] + high[a] - self.high[a] for a in corner)
+    def extended(self, bucket: SizeBucket) -> Box | None:
+        """The box with a bucket that is next to it; None where the bucket is further away."""
+        low = {axis: min(at, self.low[axis]) for axis, at in bucket.items()}
+        high = {axis: max(at, self.high[axis]) for axis, at in bucket.items()}
+        moved = (self.low[a] - low[a] + high[a] - self.high[a] for a in bucket)
         return Box(low, high) if all(by <= 1 for by in moved) else None
 
 
@@ -91,29 +91,29 @@ class Regions:
     found: list[Region] = field(default_factory=list)
     priced: int = 0
 
-    def corner(self, extents: Mapping[str, int]) -> Corner:
+    def bucket(self, extents: Mapping[str, int]) -> SizeBucket:
         return {a: n if a in self.declared else max(0, n - 1).bit_length() for a, n in extents.items()}
 
-    def sizes(self, corner: Corner) -> dict[str, int]:
-        """The sizes that a corner stands for."""
-        return {a: at if a in self.declared else 1 << at for a, at in corner.items()}
+    def sizes(self, bucket: SizeBucket) -> dict[str, int]:
+        """The sizes that a bucket stands for."""
+        return {a: at if a in self.declared else 1 << at for a, at in bucket.items()}
 
-    def ends(self, corner: Corner, known: Sequence[Compiled] = ()) -> list[dict[str, int]]:
-        """The least and the greatest sizes of a corner: tiles of whole axes waste most at the least ones. Where all but
-        one axis are those of a corner that was decided, and that one is the next, which no plan holds whole, only the greatest:
+    def ends(self, bucket: SizeBucket, known: Sequence[Compiled] = ()) -> list[dict[str, int]]:
+        """The least and the greatest sizes of a bucket: tiles of whole axes waste most at the least ones. Where all but
+        one axis are those of a bucket that was decided, and that one is the next, which no plan holds whole, only the greatest:
         the least were its greatest."""
-        least = {a: at if a in self.declared else _least(at) for a, at in corner.items()}
+        least = {a: at if a in self.declared else _least(at) for a, at in bucket.items()}
         whole = frozenset[str]().union(*map(held, known))
-        for axis in corner.keys() - whole - self.declared:
-            before = {**corner, axis: corner[axis] - 1}
+        for axis in bucket.keys() - whole - self.declared:
+            before = {**bucket, axis: bucket[axis] - 1}
             if known and any(region.box.has(before) for region in self.found):
-                return [self.sizes(corner)]
-        return [least, self.sizes(corner)]
+                return [self.sizes(bucket)]
+        return [least, self.sizes(bucket)]
 
     def at(self, extents: Mapping[str, int]) -> Compiled | None:
         """The plan whose region has these sizes, where there is one."""
-        corner = self.corner(extents)
-        return next((region.compiled for region in self.found if region.box.has(corner)), None)
+        bucket = self.bucket(extents)
+        return next((region.compiled for region in self.found if region.box.has(bucket)), None)
 
     def add(
         self,
@@ -123,25 +123,25 @@ class Regions:
         of: PriceOf,
     ) -> Compiled:
         """The plan for sizes that no region has: one that is known, or that of `compile_at`; its region is found."""
-        corner = self.corner(extents)
+        bucket = self.bucket(extents)
         known = list({id(region.compiled): region.compiled for region in self.found}.values())
         compiled = self._chosen(extents, known, compile_at, best, of)
         for place, region in enumerate(self.found):
-            box = region.box.joined(corner) if region.compiled is compiled else None
+            box = region.box.extended(bucket) if region.compiled is compiled else None
             if box is not None and not math.isinf(of(compiled, self.sizes(box.high))):
                 self.found[place] = Region(compiled, box, self.declared)
                 break
         else:
-            self.found.append(Region(compiled, Box(corner, corner), self.declared))
+            self.found.append(Region(compiled, Box(bucket, bucket), self.declared))
         return compiled
 
     def ahead(
         self, extents: Mapping[str, int], axes: frozenset[str], compiled: Compiled, best: Price, of: PriceOf
     ) -> int:
-        """How many corners beyond that of these sizes a plan is good enough, where some axes grow together."""
-        reached, corner = 0, self.corner(extents)
+        """How many buckets beyond that of these sizes a plan is good enough, where some axes grow together."""
+        reached, bucket = 0, self.bucket(extents)
         for leap in LEAPS:
-            sizes = self.sizes({axis: at + leap * (axis in axes) for axis, at in corner.items()})
+            sizes = self.sizes({axis: at + leap * (axis in axes) for axis, at in bucket.items()})
             self.priced += 1
             if _ratio(of(compiled, sizes), best([compiled], sizes)) > TOLERANCE:
                 break
@@ -149,7 +149,7 @@ class Regions:
         return reached
 
     def extend(self, further: Mapping[str, int]) -> None:
-        """Lets the region that was found last reach so many corners further."""
+        """Lets the region that was found last reach so many buckets further."""
         last = self.found[-1]
         high = {axis: at + further.get(axis, 0) for axis, at in last.box.high.items()}
         self.found[-1] = replace(last, box=Box(last.box.low, high))
@@ -162,9 +162,9 @@ class Regions:
         best: Price,
         of: PriceOf,
     ) -> Compiled:
-        """The plan for the corner of `extents`. The very first is the best for these; later ones are good enough for both
-        ends of the corner, where there is such a one."""
-        ends = self.ends(self.corner(extents), known)
+        """The plan for the bucket of `extents`. The very first is the best for these; later ones are good enough for both
+        ends of the bucket, where there is such a one."""
+        ends = self.ends(self.bucket(extents), known)
         if not known:
             first = compile_at(extents)
             return compile_at(ends[-1]) if math.isinf(of(first, ends[-1])) else first

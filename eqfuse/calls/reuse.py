@@ -1,5 +1,5 @@
 """Numbers of shards that several sizes share: each number is a binary, so one that other sizes have already is taken where that
-costs little. They are decided once for each corner of sizes (regions.py).
+costs little. They are decided once for each bucket of sizes (regions.py).
 
 Blocks that hold an axis whole are not shared: what is masked in one that is twice as long takes as long as what is not. On an
 H200 rows of 40 to 9000 positions took 1.03 to 2.2 times as long in such blocks, 1.7 in the median of 28 programs and sizes.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from eqfuse.calls.regions import TOLERANCE, Corner, Regions
+from eqfuse.calls.regions import TOLERANCE, Regions, SizeBucket
 from eqfuse.compiled import Compiled
 from eqfuse.extract.candidates import Search, seconds_of
 
@@ -19,7 +19,7 @@ Key = tuple[tuple[str, int], ...]
 
 @dataclass
 class Reused:
-    """The numbers of shards of one compiled plan, by corner."""
+    """The numbers of shards of one compiled plan, by bucket."""
 
     compiled: Compiled
     counts: dict[Key, int] = field(default_factory=dict)
@@ -29,8 +29,8 @@ class Reused:
         nest, plan = self.compiled.chosen.nest, self.compiled.chosen.plan
         if not nest.shards:
             return {}
-        counts, here = self.counts, _key(regions.corner(sizes))
-        counts.setdefault(_key(regions.corner(self.compiled.extents)), plan.shards)
+        counts, here = self.counts, _key(regions.bucket(sizes))
+        counts.setdefault(_key(regions.bucket(self.compiled.extents)), plan.shards)
         if here not in counts:
             best = search.shards(nest, sizes, plan.configs)
             counts[here] = best if best in counts.values() else self._near(best, sizes, search)
@@ -45,5 +45,5 @@ class Reused:
         return known if seconds[known] <= TOLERANCE * seconds[best] else best
 
 
-def _key(corner: Corner) -> Key:
-    return tuple(corner.items())
+def _key(bucket: SizeBucket) -> Key:
+    return tuple(bucket.items())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from eqfuse import certification, compiler, results
 from eqfuse.arguments import Arguments, Given
-from eqfuse.calls.regions import Corner, Region, Regions, growing
+from eqfuse.calls.regions import Region, Regions, SizeBucket, growing
 from eqfuse.calls.reuse import Reused
 from eqfuse.certification import Checks
 from eqfuse.compiled import Compiled, Shape, shape_of
@@ -90,7 +90,7 @@ class Specializations:
         default_factory=dict
     )
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
-    _corners: dict[tuple[Any, ...], tuple[Compiled, Mapping[str, int]]] = field(default_factory=dict)
+    _buckets: dict[tuple[Any, ...], tuple[Compiled, Mapping[str, int]]] = field(default_factory=dict)
     _made: dict[int, tuple[Compiled, Sequence[tuple[int, Sequence[str]]]]] = field(default_factory=dict)
     _numbers: dict[int, Reused] = field(default_factory=dict)
     _roles: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, Compiled]] = field(
@@ -101,7 +101,7 @@ class Specializations:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is made again in little time."""
-        gone = ("_numbers", "_corners", "_made", "_roles", "_searches", "_prices")
+        gone = ("_numbers", "_buckets", "_made", "_roles", "_searches", "_prices")
         state = {**self.__dict__, **{name: {} for name in gone}}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
 
@@ -152,23 +152,23 @@ class Specializations:
             shards = self._reused(tuned).shards_at(regions, some, self._search(tuned))
             return Specialization(tuned, shards, extents, dtypes, 0 in extents.values())
         regions = self._regions_of(dtypes, device)
-        corner = regions.corner(some)
-        key = (id(regions), *corner.items())
-        if key not in self._corners:
-            self._corners[key] = self._at_corner(regions, corner, some, dtypes, device)
-        return Specialization(*self._corners[key], extents, dtypes, 0 in extents.values())
+        bucket = regions.bucket(some)
+        key = (id(regions), *bucket.items())
+        if key not in self._buckets:
+            self._buckets[key] = self._at_bucket(regions, bucket, some, dtypes, device)
+        return Specialization(*self._buckets[key], extents, dtypes, 0 in extents.values())
 
-    def _at_corner(
+    def _at_bucket(
         self,
         regions: Regions,
-        corner: Corner,
+        bucket: SizeBucket,
         extents: Mapping[str, int],
         dtypes: Mapping[str, str],
         device: Device,
     ) -> tuple[Compiled, Mapping[str, int]]:
-        """What runs at all sizes of a corner: a plan, its roles, the best for the sizes that were asked for first, and its
+        """What runs at all sizes of a bucket: a plan, its roles, the best for the sizes that were asked for first, and its
         shards."""
-        sizes = regions.sizes(corner)
+        sizes = regions.sizes(bucket)
         compiled = regions.at(extents)
         if compiled is None:
             self._prices.clear()
@@ -186,7 +186,7 @@ class Specializations:
         return compiled, self._reused(compiled).shards_at(regions, sizes, self._search(compiled))
 
     def _ahead(self, compiled: Compiled, extents: Mapping[str, int]) -> Mapping[str, int]:
-        """How many corners beyond these sizes a plan that begins there reaches, by axis; kept beside the plan."""
+        """Per axis, how many size buckets beyond `extents` this plan serves; kept beside the plan."""
         if self.refused(compiled) is not None:
             return {}
         program, scope = self.derived.program, self.derived.scope
