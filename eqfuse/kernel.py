@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, CallKey, Given, call_key
-from eqfuse.calls.known import Calls, Known
+from eqfuse.calls.call_cache import CachedCall, Calls
 from eqfuse.calls.regions import Region
 from eqfuse.calls.routing import Routes
 from eqfuse.calls.runners import Results, Runners
@@ -125,7 +125,7 @@ class Kernel:
                 return self.__dict__.setdefault(name, self._before_calls())
 
     def _start(self) -> None:
-        """Nothing is loaded on a device, and no call known."""
+        """Resets the caches of calls and of what is loaded on devices."""
         self._calls = Calls(Runners(self._shapes, mode_named(self.native)))
         divisions = self._divisions if self.divides and self.prefer is None else None
         self._routes = Routes(self._calls, self._joint_calls, divisions)
@@ -234,9 +234,9 @@ class Kernel:
         addresses: list[int] = []
         if not unnamed and (found := call_key(values, sizes)) is not None:
             key, addresses = found
-            known = self._calls.known(key, values, sizes)
-            if known is not None and (made := known.call(values, addresses)) is not None:
-                self._current, self._extents = known.compiled, known.extents
+            cached = self._calls.cached(key, values, sizes)
+            if cached is not None and (made := cached.call(values, addresses)) is not None:
+                self._current, self._extents = cached.compiled, cached.extents
                 return made
         arguments = self._shapes.arguments
         plain = arguments.plain(values, sizes) if key is not None and all(addresses) else None
@@ -257,23 +257,23 @@ class Kernel:
             return self._run(key, arguments.given(values, sizes, unnamed), addresses, values)
 
     def _run(self, key: CallKey | None, given: Given, addresses: list[int], values: Mapping[str, Any]) -> Any:
-        """The outputs of a call that no known one is like."""
+        """The outputs of a call that no cached one is like."""
         routed = self._routes.routed(given)
         self._current, self._extents = routed.special.compiled, routed.extents
         return self._routes.run(key, routed, given, addresses, values)
 
-    def known(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Known | None:
-        """What runs all calls like one that has run: `again` takes it. None where they are looked at each time."""
+    def cached(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CachedCall | None:
+        """What runs all calls like one that has run: `run_cached` takes it. None where they are looked at each time."""
         found = call_key(values, sizes)
-        known = None if found is None else self._calls.known(found[0], values, sizes)
-        return known if known is not None and known.lasts else None
+        cached = None if found is None else self._calls.cached(found[0], values, sizes)
+        return cached if cached is not None and cached.lasts else None
 
-    def again(self, known: Known, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
-        """The outputs of a call of a known kind, from its values by name and the addresses of its tensors; None where it has to
+    def run_cached(self, cached: CachedCall, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+        """The outputs of a call of a cached kind, from its values by name and the addresses of its tensors; None where it has to
         be looked at once more."""
-        made = known.call(values, addresses) if known.lasts else None
+        made = cached.call(values, addresses) if cached.lasts else None
         if made is not None:
-            self._current, self._extents = known.compiled, known.extents
+            self._current, self._extents = cached.compiled, cached.extents
         return made
 
     @property

@@ -14,7 +14,7 @@ from eqfuse.operator.site import Site
 
 
 @dataclass
-class Known:
+class CachedCall:
     """Stands for what runs calls of a kind; `lasts` until somebody forgets it."""
 
     lasts: bool = True
@@ -28,18 +28,18 @@ class Kernel:
     addresses: list[Sequence[int]] = field(default_factory=list)
     looked: int = 0
     is_refused: bool = False
-    has_known: bool = True
-    made: Known = field(default_factory=Known)
+    has_cached: bool = True
+    made: CachedCall = field(default_factory=CachedCall)
 
     def operator(self, content: str, names: str, tensors: Sequence[torch.Tensor], *numbers: Any) -> Any:
         self.looked += 1
         return [tensors[0] + 1]
 
-    def known(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Known | None:
-        return self.made if self.has_known else None
+    def cached(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CachedCall | None:
+        return self.made if self.has_cached else None
 
-    def again(self, known: Known, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
-        if self.is_refused or not known.lasts:
+    def run_cached(self, cached: CachedCall, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+        if self.is_refused or not cached.lasts:
             return None
         self.straight.append(dict(values))
         self.addresses.append(addresses)
@@ -103,7 +103,7 @@ def test_what_no_longer_holds_is_looked_at_once_more(kernel: Kernel) -> None:
     kernel.made.lasts = False  # a search has found a faster plan
     call([x])
     assert kernel.looked == 4 and not kernel.straight
-    kernel.made = Known()
+    kernel.made = CachedCall()
     call([x])
     call([x])
     assert kernel.looked == 5 and len(kernel.straight) == 1
@@ -111,7 +111,7 @@ def test_what_no_longer_holds_is_looked_at_once_more(kernel: Kernel) -> None:
 
 def test_kinds_that_are_looked_at_each_time_stay_the_operators(kernel: Kernel) -> None:
     call, x = Site("content", "x|||", is_fixed=True), torch.ones(8)
-    kernel.has_known = False
+    kernel.has_cached = False
     for _ in range(3):
         call([x])
     assert kernel.looked == 3 and not kernel.straight
@@ -121,12 +121,14 @@ def test_so_many_kinds_are_known_at_once(kernel: Kernel) -> None:
     call = Site("content", "x|||", is_fixed=False)
     for n in range(1, site.MOST_KINDS + 3):
         call([torch.ones(n, 2)])
-    assert len(call._known) <= site.MOST_KINDS
+    assert len(call._cached) <= site.MOST_KINDS
 
 
 def test_outputs_are_memory_of_their_own(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
     monkeypatch.setattr(site, "call_of", lambda content, names: Call(kernel, copies=True))
-    monkeypatch.setattr(Kernel, "again", lambda self, known, values, addresses: (values["x"], values["x"].mT))
+    monkeypatch.setattr(
+        Kernel, "run_cached", lambda self, cached, values, addresses: (values["x"], values["x"].mT)
+    )
     call, x = Site("content", "x|||", is_fixed=True), torch.rand(2, 3)
     call([x])
     same, turned = call([x])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from eqfuse.arguments import DTYPE_NAMES, Given
-from eqfuse.calls.known import Routed
+from eqfuse.calls.call_cache import Routed
 from eqfuse.calls.specialization import Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.errors import BindError, EqfuseError

@@ -1,4 +1,4 @@
-"""How a call runs: the program as it is, on a CPU with adjacent axes joined, or in chunks of an axis."""
+"""Chooses how a call runs: the program as written, with adjacent axes collapsed (on a CPU), or in chunks of an axis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from eqfuse.arguments import CallKey, Given
-from eqfuse.calls.known import Calls, Routed
+from eqfuse.calls.call_cache import Calls, Routed
 from eqfuse.calls.specialization import Specialization
 from eqfuse.errors import VerificationError
 from eqfuse.extract import call_estimate
@@ -23,8 +23,13 @@ MOST_DIVIDED = 256
 
 @dataclass
 class Routes:
-    """The ways in which calls of a program run. `joint` gives calls of the program with axes joined, the plans of which
-    are made at first for some extents; None where no axes are always together. `divisions` makes what divides calls into chunks."""
+    """Chooses original, axis-collapsed or chunked execution.
+
+    `calls`: of the program as written.
+    `joint`: gives the calls of the program with axes collapsed, which is planned for the given extents first; None where no axes
+    are always together.
+    `divisions`: makes what splits calls into chunks.
+    """
 
     calls: Calls
     joint: Callable[[Mapping[str, int]], Calls | None]

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from eqfuse.calls.known import Known
+from eqfuse.calls.call_cache import CachedCall
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.nodes import Program
 from eqfuse.threads import Lock
@@ -31,11 +31,11 @@ class Called(Protocol):
 
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
-    def known(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Known | None:
+    def cached(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CachedCall | None:
         """What runs all calls like one that has run; None where they are looked at each time."""
 
-    def again(self, known: Known, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
-        """The outputs of a call of a known kind; None where it has to be looked at once more."""
+    def run_cached(self, cached: CachedCall, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+        """The outputs of a call of a cached kind; None where it has to be looked at once more."""
 
     def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
         """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked."""

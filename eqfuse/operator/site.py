@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eqfuse.arguments import ALIGNMENT
-from eqfuse.calls.known import Known
+from eqfuse.calls.call_cache import CachedCall
 from eqfuse.operator.content import Called, names_in, operator_of
 from eqfuse.operator.library import arguments, call_of, owned
 from eqfuse.threads import is_plain
@@ -26,7 +26,7 @@ class Site:
         self._tensors, *self._numbers = names_in(names)
         self._kernel: Called | None = None
         self._copies = True
-        self._known: dict[tuple[Any, ...], Known] = {}
+        self._cached: dict[tuple[Any, ...], CachedCall] = {}
 
     def __call__(
         self, tensors: Sequence[torch.Tensor], integers: Sequence[int] = (), reals: Sequence[float] = ()
@@ -35,17 +35,17 @@ class Site:
         kind: tuple[Any, ...] = (*[address & ALIGNMENT == 0 for address in addresses], *integers)
         if not self.is_fixed:
             kind += tuple([part for tensor in tensors for part in (tensor.shape, tensor.stride())])
-        known = self._known.get(kind)
-        if known is None or not is_plain():
+        cached = self._cached.get(kind)
+        if cached is None or not is_plain():
             return self._looked_at(kind, tensors, integers, reals)
         values: dict[str, Any] = dict(zip(self._tensors, tensors, strict=True))
         if integers or reals:
             values |= zip(self._numbers[0], integers, strict=False)
             values |= zip(self._numbers[1], reals, strict=True)
         assert self._kernel is not None
-        made = self._kernel.again(known, values, addresses)
+        made = self._kernel.run_cached(cached, values, addresses)
         if made is None:
-            self._known.pop(kind, None)
+            self._cached.pop(kind, None)
             return self._looked_at(kind, tensors, integers, reals)
         return owned(made, tensors if self._copies else ())
 
@@ -66,9 +66,9 @@ class Site:
             self._copies = call.copies and any(tensor.device.type == "cpu" for tensor in tensors)
             values, numbers, sizes = arguments(self.names, tensors, integers, reals)
             with torch.no_grad():
-                known = call.kernel.known({**values, **numbers}, sizes or None)
-            if known is not None:
-                if len(self._known) >= MOST_KINDS:
-                    self._known.clear()
-                self._known[kind] = known
+                cached = call.kernel.cached({**values, **numbers}, sizes or None)
+            if cached is not None:
+                if len(self._cached) >= MOST_KINDS:
+                    self._cached.clear()
+                self._cached[kind] = cached
         return made

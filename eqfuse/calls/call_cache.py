@@ -24,11 +24,11 @@ Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
 looked at once more."""
 
 MOST_CALLS = 1024
-"""How many kinds of calls are known at once."""
+"""How many kinds of calls are cached at once."""
 
 
 @dataclass
-class Known:
+class CachedCall:
     """What runs calls of a kind: the plan, and the function. `extents` are those of the axes of the program that was called.
     `lasts`: it is what runs later calls too, until that is forgotten."""
 
@@ -58,12 +58,12 @@ class Routed:
 
 @dataclass
 class Calls:
-    """The calls of one program, and what runs those that are known."""
+    """The calls of one program, and what runs those that are cached."""
 
     runners: Runners
-    _known: dict[CallKey, Known] = field(default_factory=dict)
-    _last: tuple[CallKey, Known] | None = None
-    quick: tuple[Quick, Known] | None = None
+    _cached: dict[CallKey, CachedCall] = field(default_factory=dict)
+    _last: tuple[CallKey, CachedCall] | None = None
+    quick: tuple[Quick, CachedCall] | None = None
     """What runs calls like the last ones, where the last two were of one kind."""
 
     @property
@@ -75,25 +75,25 @@ class Calls:
     def _derived(self) -> Derived:
         return self.runners.shapes.derived
 
-    def known(self, key: CallKey, values: Mapping[str, Any], sizes: Any) -> Known | None:
+    def cached(self, key: CallKey, values: Mapping[str, Any], sizes: Any) -> CachedCall | None:
         """What runs calls of a key, where there is something already. Calls come in runs of one kind: at the second of one, what
         runs the others is made."""
         last = self._last
         if last is not None and last[0] == key:
-            known = last[1]
-            if self.quick is None and known.lasts:
-                self.quick = quick(known.call, values, sizes), known
-            return known
-        found = self._known.get(key)
+            cached = last[1]
+            if self.quick is None and cached.lasts:
+                self.quick = quick(cached.call, values, sizes), cached
+            return cached
+        found = self._cached.get(key)
         if found is not None:
             self._last, self.quick = (key, found), None
         return found
 
     def forget(self) -> None:
         """Calls are looked at once more."""
-        for known in list(self._known.values()):
-            known.lasts = False
-        self._known.clear()
+        for cached in list(self._cached.values()):
+            cached.lasts = False
+        self._cached.clear()
         self._last = self.quick = None
 
     def routed(self, given: Given) -> Routed:
@@ -126,7 +126,7 @@ class Calls:
         call = None if planned is None else by._planned_call(special, planned, routed.given)
         made = None if call is None else call(values, addresses)
         if key is not None and call is not None and made is not None:
-            self._keep(key, Known(special.compiled, call, routed.extents))
+            self._keep(key, CachedCall(special.compiled, call, routed.extents))
             return made
         results = routed.apart(by.runners.run(special, routed.given))
         if key is not None:
@@ -161,10 +161,10 @@ class Calls:
         if kind is not None:
             program.planner.learn(planned, kind.known)
 
-    def _keep(self, key: CallKey, known: Known) -> None:
-        if len(self._known) >= MOST_CALLS:
-            self._known.clear()
-        self._known[key] = known
+    def _keep(self, key: CallKey, cached: CachedCall) -> None:
+        if len(self._cached) >= MOST_CALLS:
+            self._cached.clear()
+        self._cached[key] = cached
 
     def _remember(self, key: CallKey, routed: Routed) -> None:
         """Keeps what runs calls of a key. It holds nothing of this call but names and sizes: no input outlives its call."""
@@ -179,11 +179,11 @@ class Calls:
                 return None
             if shapes is not None:
                 call = _apart(call, [shapes[o.name] for o in by._derived.program.outputs])
-            self._known[key] = Known(special.compiled, call, extents)
+            self._cached[key] = CachedCall(special.compiled, call, extents)
             self._last = self.quick = None
             return call(values, addresses)
 
-        self._keep(key, Known(special.compiled, second, extents, lasts=False))
+        self._keep(key, CachedCall(special.compiled, second, extents, lasts=False))
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""
