@@ -69,11 +69,20 @@ class Timings:
 
 @dataclass
 class Derived:
-    """`outputs` are the program's as they were rewritten; `unfinished` says how the budget of rewriting them ended,
-    where it did; `over` is the limit of memory or time that a derivation reached: nothing more is derived then, and the program runs
-    as written; `joined` says which axes of another program were joined to those of this one. The merges of passes, the nests of plans, derivations, certificates, and
-    programs that are `divided` into roles are made at the first request, under `lock`, and kept; `undivided` says of kernels of
-    tile programs, by number, why none could be made."""
+    """What is derived of a program. Tables are filled at the first request, under `lock`, and kept.
+
+    `program`: as it was written.
+    `outputs`: the expressions of its outputs, rewritten.
+    `report`, `timings`: of rewriting them.
+    `scope`: the rules they were rewritten by.
+    `unfinished`: how the budget of rewriting ended; empty where it did not.
+    `over`: the limit of memory or time that a derivation reached: nothing more is derived, and the program runs as written.
+    `joined`: which axes of the program that was written were joined to those of this one.
+    `groups`: the merges of each pass over an axis.
+    `nests`, `derivations`, `certificates`: by plan.
+    `divided`: the kernels of a plan in roles, or why there are none.
+    `undivided`: by tile program and kernel, why that kernel has no roles.
+    """
 
     program: Program
     outputs: tuple[Output, ...]

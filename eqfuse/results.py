@@ -108,7 +108,7 @@ class Planning:
 
 @dataclass(frozen=True)
 class Reaching:
-    """What it is priced for how far a region reaches: the plan that is chosen for some extents begins it at others."""
+    """Key of how far a plan's region extends: the plan that is chosen by `plan`, at whose extents `begins` the region starts."""
 
     plan: Planning
     begins: Mapping[str, int]

@@ -34,8 +34,9 @@ from eqfuse.terms.promises import read_along
 _SAMPLED_BLOCKS = 32
 """Blocks of an axis at which predicates are tried, in each of them the first, a middle and the last position."""
 
-FEW = 2
-"""Positions at which the instances of a row are that shares shards with others: it has as many as others, on average."""
+MERGED_INSTANCES = 2
+"""Estimated trips of the loop that merges the states of a row's instances, where instances are dealt out to rows by their lengths
+(`loops/slots.py`): how many a row has is known at the call alone."""
 
 Predicates = Mapping[Expr, bool]
 """Predicates, each with the truth value without which a tile changes nothing."""
@@ -133,7 +134,7 @@ def _ascends(side: Expr, axis: str, ascending: Collection[tuple[str, int]]) -> b
 
 
 def _is_dealt(loop: Loop) -> bool:
-    """Whether a loop goes from one instance that was dealt out to a row to another one."""
+    """Whether a loop walks the instances that were dealt out to a row: its start is read from a tensor."""
     return any(isinstance(node, Load) for node in walk(loop.start))
 
 
@@ -163,7 +164,7 @@ class Coverage:
         for axis, data in self._ragged.items():
             share = data.share(blocks, self._shape.extents)
             found[axis] = max(1, round(share * found.get(axis, self._shape.extents[axis])))
-        return {**found, **{axis: min(FEW, self._shape.extents[axis]) for axis in self._few}}
+        return {**found, **{axis: min(MERGED_INSTANCES, self._shape.extents[axis]) for axis in self._few}}
 
     def evenness(self, blocks: Mapping[str, int], per_sm: float) -> float:
         """The part of the time in which an SM has work, of `per_sm` thread blocks of different lengths: the last one

@@ -9,10 +9,10 @@
 
 A `Loop` visits its axis tile by tile, in order, from `start` to `stop`; inside it the axis stands
 for the positions of the current tile and `Reduce(op, axis, ...)` folds over that tile alone.
-With `unit` the tile is a single position. With `shard`, a parallel axis, start..stop is what this position of it
-takes of the whole axis; another division among the positions of `shard` means the same, in the order of the axis
-and where every position that changes a carried value is in one part; `part` is which of how many parts that is, where
-it is not the position of `shard` among all of them. Outside a loop over its axis, a `Reduce` folds over the
+With `unit` the tile is a single position. With `shard`, a parallel axis, each position of `shard` walks its own
+part start..stop of the axis. Where the axis is cut does not change the result, as long as parts follow each other in the
+order of the axis and each position that changes a carried value is in exactly one of them. `part` = (index, count) of the part;
+without it they are the position and the extent of `shard`. Outside a loop over its axis, a `Reduce` folds over the
 whole axis. `dims` are the axes other than the parallel ones that a value has a component for
 (the tile's own axis among them); a `Local` reads a `Let` or `Carried` of the same kernel. A `Reduce`
 is the whole right-hand side of a `Let`, never part of another expression. Where a value lists ranks (see

@@ -89,8 +89,15 @@ MOST_TRIALS, ELEMENTS = 256, 120_000
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes to try, the integer scalars with them, for each program how long axes are at least that meet numbers, and how long
-    just those of these names are; `smaller` sizes for programs of which these are too many. Where one `is_far` longer than others, few trials are enough to tell what sizes decide."""
+    """Sizes and integers of a trial that looks for a difference.
+
+    `choice`: the sizes of axes.
+    `integers`: the values of integer scalars.
+    `least`: for each program, the least extents of axes whose positions meet constants.
+    `pinned`: the extents of axes that have just these.
+    `is_far`: one axis is longer than the others by far; few trials are enough to tell what sizes decide.
+    `smaller`: sizes for programs whose values would have too many elements at `choice`.
+    """
 
     choice: Choice
     integers: Mapping[str, int]
