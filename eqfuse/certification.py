@@ -17,8 +17,8 @@ from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig, Plan, Roles
 from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.results import Certifying
+from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.folds import folds_in
-from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.verify.certificate import REQUESTED, Certificate
@@ -153,7 +153,7 @@ def certifying(
         checks.scalars,
         results.folds_in_order(*(output.expr for output in program.outputs)),
         _small_roles(plan.roles) if plan else (),
-        derived.joined,
+        derived.collapsed,
         (checks.limits.megabytes, checks.limits.seconds),
     )
 
@@ -166,7 +166,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     from eqfuse.verify.check import check_stages
     from eqfuse.verify.shrink_constants import ShrunkConstants
     from eqfuse.verify.sizes import small_extents
-    from eqfuse.verify.stages import joined_stages, stages_of
+    from eqfuse.verify.stages import collapsed_stages, stages_of
 
     program = subject.program
     exprs = [output.expr for output in program.outputs]
@@ -175,7 +175,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         special = "ignored"
 
     def compared(
-        program: Program, outputs: tuple[Output, ...], nest: Nest, joined: Joined | None = None
+        program: Program, outputs: tuple[Output, ...], nest: Nest, collapsed: CollapsedAxes | None = None
     ) -> tuple[Certificate, tuple[str, ...]]:
         tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
         forms: list[RolesProgram] = []
@@ -184,10 +184,13 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         prepared = replace(program, outputs=outputs)
         stages: Callable[[Mapping[str, int], int], list[Stage]]
         stages = partial(stages_of, program, prepared, nest, tiles, forms)
-        source, first = program, stages(small_extents(program, subject.scalars), 0) if joined is None else []
-        if joined is not None:
-            source, stages = joined.source, partial(joined_stages, joined, stages)
-            small = small_extents(source, subject.scalars) | joined.few
+        source, first = (
+            program,
+            stages(small_extents(program, subject.scalars), 0) if collapsed is None else [],
+        )
+        if collapsed is not None:
+            source, stages = collapsed.source, partial(collapsed_stages, collapsed, stages)
+            small = small_extents(source, subject.scalars) | collapsed.few
             turns = (stage for turn in range(len(tiles)) for stage in stages(small, turn))
             first = list({stage.name: stage for stage in turns}.values())
         certificate = check_stages(
@@ -199,12 +202,12 @@ def examined(subject: Certifying, device: Device) -> Certificate:
             special=special,
             bound=subject.bound,
             elsewhere=lambda sizes, number: stages(sizes, number + 1),
-            beside=() if joined is None else (prepared,),
+            beside=() if collapsed is None else (prepared,),
             limits=Limits(*subject.limits),
         )
         return certificate, passes_of((*tiles, *forms))
 
-    certificate, passes = compared(program, subject.outputs, subject.nest, subject.joined)
+    certificate, passes = compared(program, subject.outputs, subject.nest, subject.collapsed)
     shrunk = ShrunkConstants.of(program, subject.outputs, subject.nest)
     if shrunk is not None and certificate.counterexample is None:
         near, _ = compared(shrunk.program, shrunk.outputs, shrunk.nest)
@@ -214,7 +217,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         certificate,
         unverified=assumptions(exprs) + subject.trusted + lost,
         rules=subject.added,
-        passes=(*(f"joined axes ({subject.joined})" for _ in [0] if subject.joined), *passes),
+        passes=(*(f"collapsed axes ({subject.collapsed})" for _ in [0] if subject.collapsed), *passes),
     )
 
 

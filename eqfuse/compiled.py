@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.devices import Device
 from eqfuse.records import dataclass
-from eqfuse.terms.joined import Joined
+from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.threads import cached
 from eqfuse.tile.nodes import TileProgram
 
@@ -62,7 +62,7 @@ class Candidates(Sequence[Candidate]):
 
 @dataclass(frozen=True)
 class Compiled:
-    """One shape's result: the candidates, the chosen one, its tile program, and its roles where it has some. `joined` says which
+    """One shape's result: the candidates, the chosen one, its tile program, and its roles where it has some. `collapsed` says which
     axes of the program that was asked for are one here."""
 
     candidates: Sequence[Candidate]
@@ -72,7 +72,7 @@ class Compiled:
     extents: Mapping[str, int]
     device: Device
     roles: RolesProgram | None = None
-    joined: Joined | None = None
+    collapsed: CollapsedAxes | None = None
 
     @property
     def asked(self) -> Asked:

@@ -30,10 +30,10 @@ from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.scope import current
+from eqfuse.terms.collapse_axes import collapse_axes
 from eqfuse.terms.extents import with_computed
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
-from eqfuse.terms.joined import joined
 from eqfuse.terms.nodes import Output, Program, Reduce
 from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.printer import show_program
@@ -90,16 +90,16 @@ def rederived(program: Program, timings: Timings | None = None) -> Derived:
     return Derived(program, outputs, report, timings, current(), report.stopped)
 
 
-def with_joined_axes(derived: Derived) -> Derived | None:
-    """The program with adjacent axes joined, derived anew under the rules of the first time; None where there are none."""
+def with_collapsed_axes(derived: Derived) -> Derived | None:
+    """The program with adjacent axes collapsed, derived anew under the rules of the first time; None where there are none."""
     program = derived.program
-    found = joined(program)
+    found = collapse_axes(program)
     if found is None:
         return None
     with derived.scope.entered():
         text = show_program(found.program)
         made = derive(text, None, program.strict_casts, assume_finite=program.assume_finite, made=True)
-    return replace(made, joined=replace(found, program=made.program))
+    return replace(made, collapsed=replace(found, program=made.program))
 
 
 def pipeline(
@@ -123,7 +123,7 @@ def pipeline(
     if roles is not None:
         debug.show(5, "roles", lambda: roles)
 
-    compiled = Compiled(found, ready, tile, dtypes, extents, device, roles, derived.joined)
+    compiled = Compiled(found, ready, tile, dtypes, extents, device, roles, derived.collapsed)
     if checks is not None:
         certificate = certify(derived, compiled, checks)
         debug.show(6, "certificate", lambda: certificate)

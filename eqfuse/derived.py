@@ -18,7 +18,7 @@ from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.printer import MergeText
 from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
-from eqfuse.terms.joined import Joined
+from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock
@@ -77,7 +77,7 @@ class Derived:
     `scope`: the rules they were rewritten by.
     `unfinished`: how the budget of rewriting ended; empty where it did not.
     `over`: the limit of memory or time that a derivation reached: nothing more is derived, and the program runs as written.
-    `joined`: which axes of the program that was written were joined to those of this one.
+    `collapsed`: which axes of the program that was written were collapsed to those of this one.
     `groups`: the merges of each pass over an axis.
     `nests`, `derivations`, `certificates`: by plan.
     `divided`: the kernels of a plan in roles, or why there are none.
@@ -91,7 +91,7 @@ class Derived:
     scope: RuleScope = SHIPPED_ALONE
     unfinished: str = ""
     over: OverLimit | None = None
-    joined: Joined | None = None
+    collapsed: CollapsedAxes | None = None
     _apart: tuple[Output, ...] | None = None
     groups: dict[AxisPass, Group] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)

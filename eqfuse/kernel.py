@@ -61,7 +61,7 @@ Rest = ParamSpec("Rest")
 def _of_last_call(
     read: Callable[Concatenate[Kernel, Rest], Shown],
 ) -> Callable[Concatenate[Kernel, Rest], Shown]:
-    """What tells of the kernel that ran the last call: this one, or that with joined axes."""
+    """What tells of the kernel that ran the last call: this one, or that with collapsed axes."""
 
     @wraps(read)
     def shown(self: Kernel, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Shown:
@@ -107,7 +107,7 @@ class Kernel:
         if self.at_once:
             self._current = self._before_calls()
         self._joint: Kernel | None = None
-        self._has_joint: bool | None = None if self.derived.joined is None else False
+        self._has_joint: bool | None = None if self.derived.collapsed is None else False
         self._start()
         self.content = self._written()
         enrol(self)
@@ -138,7 +138,7 @@ class Kernel:
         )
 
     def _joint_calls(self, extents: Mapping[str, int]) -> Calls | None:
-        """Calls of the program with axes joined; its first plan is made for these extents."""
+        """Calls of the program with axes collapsed; its first plan is made for these extents."""
         if self._has_joint is None:
             self._extents = extents
         joint = self.joint
@@ -146,14 +146,14 @@ class Kernel:
 
     @property
     def joint(self) -> Kernel | None:
-        """The kernel of the program with adjacent axes joined (`k.joint.program`), which runs calls on a CPU where tensors lie so:
+        """The kernel of the program with adjacent axes collapsed (`k.joint.program`), which runs calls on a CPU where tensors lie so:
         `plan` and the like describe it after such a call. None where no axes are always together."""
         if self._has_joint is None:
             with self._lock:
                 if self._has_joint is None:
-                    derived = compiler.with_joined_axes(self.derived)
-                    if derived is not None and derived.joined is not None:
-                        first = derived.joined.extents(self._extents)
+                    derived = compiler.with_collapsed_axes(self.derived)
+                    if derived is not None and derived.collapsed is not None:
+                        first = derived.collapsed.extents(self._extents)
                         self._joint = replace(self, derived=derived, prefer=None, first=first)
                     self._has_joint = derived is not None
         return self._joint
@@ -161,7 +161,7 @@ class Kernel:
     @property
     def _shown(self) -> Kernel:
         """The kernel that ran the last call."""
-        if self._joint is None or self._current.joined is None:
+        if self._joint is None or self._current.collapsed is None:
             return self
         self._joint._current = self._current
         return self._joint
@@ -170,7 +170,7 @@ class Kernel:
     def _general(self) -> Compiled:
         """The plan of the program as it was given, for the sizes of the last call."""
         found = self._current
-        if found.joined is None or self.derived.joined is not None:
+        if found.collapsed is None or self.derived.collapsed is not None:
             return found
         return self._shapes.compile(self._extents, found.dtypes, found.device)
 
@@ -183,7 +183,7 @@ class Kernel:
                 "_stream": None,
                 "_gradients": None,
                 "_joint": None,
-                "_has_joint": None if self.derived.joined is None else False,
+                "_has_joint": None if self.derived.collapsed is None else False,
                 "_current": self._general,
                 "_calls": None,
                 "_routes": None,

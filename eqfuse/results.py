@@ -36,8 +36,8 @@ from eqfuse.rules.merge import Group
 from eqfuse.rules.rule import Rewrite
 from eqfuse.rules.scope import Rule, RuleScope
 from eqfuse.terms import nodes as terms
+from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.folds import Fold, folds_in
-from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Expr, Output, Program, Reduce
 from eqfuse.verify.certificate import Certificate, StageReport
 
@@ -72,8 +72,8 @@ class Merging:
 class Certifying:
     """What is verified: the nest, and the outputs that it was made of, against the program. `single` are for each kernel
     the axes that have one position per program instance; `loses_infinities` is the plan's; `trusted` is declared of rules
-    that were used, `added` are those that somebody added; `roles` are the plan's; `joined` has the program as it was asked for,
-    where axes of it were joined; `limits` are the megabytes and seconds that it may take."""
+    that were used, `added` are those that somebody added; `roles` are the plan's; `collapsed` has the program as it was asked for,
+    where axes of it were collapsed; `limits` are the megabytes and seconds that it may take."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -89,7 +89,7 @@ class Certifying:
     scalars: Mapping[str, float]
     folds: tuple[Fold, ...]
     roles: tuple[Roles | None, ...] = ()
-    joined: Joined | None = None
+    collapsed: CollapsedAxes | None = None
     limits: tuple[int, int] = (0, 0)
 
 
@@ -178,7 +178,7 @@ CODEC = Codec(
     (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
     + (
         Candidate,
-        Joined,
+        CollapsedAxes,
         plans.Cost,
         plans.GroupPlan,
         plans.KernelConfig,

@@ -40,7 +40,7 @@ class CachedCall:
 
 @dataclass(frozen=True)
 class Routed:
-    """How a call runs: by the program that was called, or by it with joined axes (then `shapes` are those that the
+    """How a call runs: by the program that was called, or by it with collapsed axes (then `shapes` are those that the
     outputs have apart), the arguments as it takes them, what is run of them, and the extents of the called program's axes."""
 
     by: Calls
@@ -187,8 +187,8 @@ class Calls:
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""
-        joined = self._derived.joined
-        return tensors if joined is None else joined.views(tensors) or tensors
+        collapsed = self._derived.collapsed
+        return tensors if collapsed is None else collapsed.views(tensors) or tensors
 
     def _call(self, special: Specialization, given: Given) -> Call | None:
         """What runs calls like one that has run; None where they have to be looked at once more."""

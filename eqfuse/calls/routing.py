@@ -12,7 +12,7 @@ from eqfuse.calls.specialization import Specialization
 from eqfuse.errors import VerificationError
 from eqfuse.extract import call_estimate
 from eqfuse.extract.candidates import with_outputs
-from eqfuse.terms.joined import joined
+from eqfuse.terms.collapse_axes import collapse_axes
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.differentiate.divide import Division, Divisions
@@ -40,15 +40,15 @@ class Routes:
     _divided: dict[int, tuple[Specialization, Division | None]] = field(default_factory=dict)
 
     def routed(self, given: Given) -> Routed:
-        """What runs a call: on a CPU, the program with axes joined, where it has such and tensors lie so."""
+        """What runs a call: on a CPU, the program with axes collapsed, where it has such and tensors lie so."""
         calls, shapes = self.calls, self.calls.shapes
-        if shapes.prefer is not None or joined(shapes.derived.program) is None:
+        if shapes.prefer is not None or collapse_axes(shapes.derived.program) is None:
             return calls.routed(given)
         if shapes.target.of(given.tensors).kind != "cpu":
             return calls.routed(given)
         extents, _ = shapes.arguments.bound(given)
         joint = None if 0 in extents.values() else self.joint(extents)
-        form = None if joint is None else joint.shapes.derived.joined
+        form = None if joint is None else joint.shapes.derived.collapsed
         views = None if form is None else form.views(given.tensors)
         if joint is None or form is None or views is None:
             return calls.routed(given)

@@ -13,8 +13,8 @@ from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.rows import written_out
 from eqfuse.loops.walk import loops_in
+from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.domain import Domain
-from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Program
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.nodes import TileProgram
@@ -129,36 +129,36 @@ def _blocks_stage(
     )
 
 
-def joined_stages(
-    joined: Joined,
+def collapsed_stages(
+    collapsed: CollapsedAxes,
     stages: Callable[[Mapping[str, int], int], Sequence[Stage]],
     extents: Mapping[str, int],
     number: int,
 ) -> list[Stage]:
-    """Stages of a program with joined axes as those of the program that it was made of, at the extents of that one's axes: the
-    tensors are given with dimensions joined, and what comes out has them apart."""
+    """Stages of a program with collapsed axes as those of the program that it was made of, at the extents of that one's axes: the
+    tensors are given with dimensions collapsed, and what comes out has them apart."""
 
     def apart(stage: Stage) -> Stage:
         def run(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
             taken = {
-                name: _shaped(value, partial(joined.shape, name), domain)
+                name: _shaped(value, partial(collapsed.shape, name), domain)
                 for name, value in inputs.tensors.items()
             }
-            sizes = joined.extents(inputs.extents)
+            sizes = collapsed.extents(inputs.extents)
             made = stage.run(replace(inputs, tensors=taken, extents=sizes), domain)
-            shapes = joined.shapes(inputs.extents)
+            shapes = collapsed.shapes(inputs.extents)
             return {
-                name: _shaped(value, partial(_split, shapes[name], len(joined.groups[name])), domain)
+                name: _shaped(value, partial(_split, shapes[name], len(collapsed.groups[name])), domain)
                 for name, value in made.items()
             }
 
         return Stage(stage.name, run, extents, stage.detail)
 
-    return [apart(stage) for stage in stages(joined.extents(extents), number)]
+    return [apart(stage) for stage in stages(collapsed.extents(extents), number)]
 
 
-def _split(wanted: Sequence[int], joined: int, shape: Sequence[int]) -> tuple[int, ...]:
-    return (*shape[: len(shape) - joined], *wanted)
+def _split(wanted: Sequence[int], collapsed: int, shape: Sequence[int]) -> tuple[int, ...]:
+    return (*shape[: len(shape) - collapsed], *wanted)
 
 
 def _shaped(value: Any, shape: Callable[[Sequence[int]], tuple[int, ...]], domain: Domain) -> Any:

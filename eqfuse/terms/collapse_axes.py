@@ -4,7 +4,7 @@
 
 It is done to the source, before anything is derived of it: a merge is over one axis, so that a variance over both takes one
 pass only where they are one; and what kernels store for each other may have one of the axes and not the other. Tensors are
-given as views with the dimensions joined, which a contiguous tensor has; for others the program runs as it is written.
+given as views with the dimensions collapsed, which a contiguous tensor has; for others the program runs as it is written.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from eqfuse.terms.nodes import (
 )
 
 LONGEST = 2**30
-"""Positions of a joined axis at most: those of longer ones, and sums with them, have no room in 32 bits."""
+"""Positions of a collapsed axis at most: those of longer ones, and sums with them, have no room in 32 bits."""
 
 Groups = tuple[int, ...]
 """How many dimensions each dimension of a tensor was made of, in their order."""
 
 
 @dataclass(frozen=True)
-class Joined:
-    """A `program` that says the same as `source` of tensors with some dimensions joined. `axes` are the joined axes, each with
+class CollapsedAxes:
+    """A `program` that says the same as `source` of tensors with some dimensions collapsed. `axes` are the collapsed axes, each with
     those that it was made of, outermost first; `groups` are of the tensors and the outputs."""
 
     source: Program
@@ -67,7 +67,7 @@ class Joined:
 
     @property
     def few(self) -> dict[str, int]:
-        """Extents of the joined axes of the source, so few that all of them together are walked in the smallest tiles; those
+        """Extents of the collapsed axes of the source, so few that all of them together are walked in the smallest tiles; those
         that the program declares are left out."""
         several = (2, 3, 2)
         return {
@@ -88,7 +88,7 @@ class Joined:
         return tuple(found)
 
     def views(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """The tensors with their dimensions joined; None where one has no such view, or a joined one is too long for positions
+        """The tensors with their dimensions collapsed; None where one has no such view, or a collapsed one is too long for positions
         of 32 bits."""
         found = {}
         for name, tensor in tensors.items():
@@ -109,8 +109,8 @@ class Joined:
 
 
 @once
-def joined(program: Program) -> Joined | None:
-    """The program with adjacent axes joined wherever vectors get longer by it: where the inner one is the last of some tensor.
+def collapse_axes(program: Program) -> CollapsedAxes | None:
+    """The program with adjacent axes collapsed wherever vectors get longer by it: where the inner one is the last of some tensor.
     None where there are none."""
     found, axes, groups = program, dict[str, tuple[str, ...]](), _groups(program)
     while (pair := next(_pairs(found), None)) is not None:
@@ -123,7 +123,7 @@ def joined(program: Program) -> Joined | None:
         check_written_size(found)
     except EqfuseError:
         return None
-    return Joined(program, found, axes, groups)
+    return CollapsedAxes(program, found, axes, groups)
 
 
 def _groups(program: Program) -> dict[str, Groups]:
@@ -161,7 +161,7 @@ def _nodes(program: Program) -> Iterator[Expr]:
 
 
 def _pairs(program: Program) -> Iterator[tuple[str, str]]:
-    """Pairs of axes that may be joined, each alone."""
+    """Pairs of axes that may be collapsed, each alone."""
     places: list[tuple[str | None, ...]] = [tuple(o.axes) for o in program.outputs]
     loads = [node for node in _nodes(program) if isinstance(node, Load)]
     places += [tuple(at.name if isinstance(at, Axis) else None for at in load.index) for load in loads]
@@ -169,13 +169,13 @@ def _pairs(program: Program) -> Iterator[tuple[str, str]]:
         outer, inner = first
         if outer is None or inner is None or outer == inner:
             continue
-        if any(inner == place[-1] for place in places if place) and _is_joinable(
+        if any(inner == place[-1] for place in places if place) and _is_collapsible(
             program, outer, inner, places, loads
         ):
             yield outer, inner
 
 
-def _is_joinable(
+def _is_collapsible(
     program: Program,
     outer: str,
     inner: str,
@@ -233,12 +233,12 @@ def _only_together(program: Program, outer: str, inner: str) -> bool:
                     return False
                 if child in inside and not (isinstance(node, Reduce) and node.axis in both):
                     return False
-    left = walk(*(transform(root, _size_joined(outer, inner, "%")) for root in roots))
+    left = walk(*(transform(root, _size_collapsed(outer, inner, "%")) for root in roots))
     return not any(isinstance(node, Size) and node.axis in both for node in left)
 
 
-def _size_joined(outer: str, inner: str, name: str) -> Callable[[Expr], Expr]:
-    """A step of `transform`: the product of both sizes, and of others, with that of the joined axis."""
+def _size_collapsed(outer: str, inner: str, name: str) -> Callable[[Expr], Expr]:
+    """A step of `transform`: the product of both sizes, and of others, with that of the collapsed axis."""
 
     def step(node: Expr) -> Expr:
         if not (isinstance(node, Call) and node.fn == "mul"):
@@ -266,9 +266,9 @@ def _factors(node: Expr) -> list[Expr]:
 def _with(
     program: Program, pair: tuple[str, str], name: str, groups: Mapping[str, Groups]
 ) -> tuple[Program, dict[str, Groups]]:
-    """The program with a pair of axes joined."""
+    """The program with a pair of axes collapsed."""
     outer, inner = pair
-    sized = _size_joined(outer, inner, name)
+    sized = _size_collapsed(outer, inner, name)
     found = dict(groups)
 
     def step(node: Expr) -> Expr:

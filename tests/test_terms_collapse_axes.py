@@ -1,4 +1,4 @@
-"""Adjacent axes as one: which are joined, that it means the same, and which tensors run so."""
+"""Adjacent axes as one: which are collapsed, that it means the same, and which tensors run so."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from eqfuse.certification import Checks, certify
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError, VerificationError
+from eqfuse.terms.collapse_axes import CollapsedAxes, collapse_axes
 from eqfuse.terms.interpreter import reference
-from eqfuse.terms.joined import Joined, joined
 from eqfuse.terms.nodes import Call, Expr, Reduce, Size, transform
 from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import show_program
@@ -65,7 +65,7 @@ APART = (
 @pytest.mark.parametrize("source", TOGETHER)
 def test_axes_that_are_always_together_are_joined(source: str) -> None:
     program = parse(source)
-    found = joined(program)
+    found = collapse_axes(program)
     assert found is not None and found.axes == TOGETHER[source]
     assert show_program(parse(show_program(found.program))) == show_program(found.program)
     sizes = dict(zip("abcdhinopqsw", (2, 3, 2, 5, 3, 4, 2, 3, 5, 2, 3, 4), strict=True))
@@ -82,7 +82,7 @@ def test_axes_that_are_always_together_are_joined(source: str) -> None:
 
 @pytest.mark.parametrize("source", APART)
 def test_other_axes_stay_apart(source: str) -> None:
-    assert joined(parse(source)) is None
+    assert collapse_axes(parse(source)) is None
 
 
 def _check(kernel: eq.Kernel, x: torch.Tensor, is_joined: bool) -> None:
@@ -100,7 +100,7 @@ def test_tensors_run_as_they_lie(native: str) -> None:
     kernel = eq.compile(VARIANCE, target="cpu", native=native)
     x = torch.randn(4, 30, 50)
     _check(kernel, x, True)
-    assert kernel.joint is not None and "joined axes (s and d as s_d)" in str(kernel.certificate)
+    assert kernel.joint is not None and "collapsed axes (s and d as s_d)" in str(kernel.certificate)
     assert "s_d" in str(kernel.merge) and "s_d" in str(kernel.loops) and "s_d" in kernel.explain()
     _check(kernel, torch.randn(4, 30, 100)[:, :, ::2], True)
     _check(kernel, torch.randn(4, 60, 50)[:, ::2], False)
@@ -153,20 +153,20 @@ def _greatest(node: Expr) -> Expr:
     return Reduce("max", node.axis, node.body) if isinstance(node, Reduce) and node.op == "sum" else node
 
 
-def _of_program(step: Callable[[Expr], Expr]) -> Callable[[Joined], Joined]:
-    def wrong(found: Joined) -> Joined:
+def _of_program(step: Callable[[Expr], Expr]) -> Callable[[CollapsedAxes], CollapsedAxes]:
+    def wrong(found: CollapsedAxes) -> CollapsedAxes:
         outputs = tuple(replace(o, expr=transform(o.expr, step)) for o in found.program.outputs)
         return replace(found, program=replace(found.program, outputs=outputs))
 
     return wrong
 
 
-def _other_source(source: str) -> Callable[[Joined], Joined]:
+def _other_source(source: str) -> Callable[[CollapsedAxes], CollapsedAxes]:
     return lambda found: replace(found, source=parse(source))
 
 
 DECLARED = "x: f32[b,s,d]\n"
-MISTAKES: dict[str, Callable[[Joined], Joined]] = {
+MISTAKES: dict[str, Callable[[CollapsedAxes], CollapsedAxes]] = {
     "a size multiplied twice": _of_program(_twice),
     "another reduction": _of_program(_greatest),
     "dimensions in the other order": _other_source(f"{DECLARED}v[b] = var[s,d](x[b,s,d] * z[d,s])"),
@@ -176,10 +176,10 @@ MISTAKES: dict[str, Callable[[Joined], Joined]] = {
 
 @pytest.mark.parametrize("name", ["", *MISTAKES])
 def test_a_wrong_join_is_not_verified(name: str) -> None:
-    found = joined(parse(f"{DECLARED}v[b] = var[s,d](x[b,s,d] * z[s,d])"))
+    found = collapse_axes(parse(f"{DECLARED}v[b] = var[s,d](x[b,s,d] * z[s,d])"))
     assert found is not None
     wrong = MISTAKES[name](found) if name else found
-    derived: Derived = replace(compiler.rederived(wrong.program), joined=wrong)
+    derived: Derived = replace(compiler.rederived(wrong.program), collapsed=wrong)
     dtypes = program_dtypes(wrong.program)
     compiled = compiler.pipeline(derived, {"b": 8, "s_d": 60}, dtypes, device_named("cpu"))
     if not name:
@@ -190,7 +190,7 @@ def test_a_wrong_join_is_not_verified(name: str) -> None:
 
 
 def test_axes_that_are_too_long_together_are_not_joined() -> None:
-    form = joined(parse("y = sum[i,j](x[i,j])"))
+    form = collapse_axes(parse("y = sum[i,j](x[i,j])"))
     assert form is not None
     few, many = (torch.ones(1, dtype=torch.int8).expand(rows, 2**15) for rows in (2**14, 2**16))
     assert form.views({"x": few}) is not None and form.views({"x": many}) is None
