@@ -384,6 +384,21 @@ def test_a_loop_over_positions_of_one_tensor_writes_into_one_as_long_as_another(
     assert torch.allclose(program(k, longer), function(k, longer), atol=1e-6)
 
 
+def test_a_recurrence_that_writes_each_position_of_a_tensor() -> None:
+    """Each `out[:, t]` has a sum that is computed by itself; where `s` has fewer positions, nothing reads the later ones."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        decay, state, out = s.cumsum(1), 0, torch.zeros_like(k)
+        for t in range(q.shape[1]):
+            state = state * torch.exp(-decay[:, t]) + k[:, t] * s[:, t]
+            out[:, t] = q[:, t] * state.sum(-1, keepdim=True)
+        return out
+
+    given = tuple(torch.rand(2, 3, 4) for _ in range(3))
+    program = eq.from_torch(function, *given, native="off")
+    assert torch.allclose(program(*given), function(*given), atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_program_inside_of_torch_compile() -> None:
     program = eq.from_torch(lambda x: torch.softmax(x, -1), torch.randn(3, 4), native="off")

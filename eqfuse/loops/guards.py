@@ -56,22 +56,43 @@ def common(left: Guards, right: Guards) -> Guards:
     return tuple(guard for guard in left if guard in right)
 
 
-def keeping(program: Program, wanted: Callable[[Expr], bool]) -> dict[Expr, Guards]:
-    """The conditions under which alone the program reads each wanted element, of those on the element's own positions that
-    mention no computed value; where it is read in several places, those of all, and that those of one of them hold that
-    are about its computed positions. A loop nest may compute what it does not need, and read the element elsewhere."""
+def places(program: Program, wanted: Callable[[Expr], bool]) -> dict[Load, tuple[Guards, ...]]:
+    """The conditions of each place where the program reads each wanted element."""
     found: dict[Load, dict[Guards, None]] = {}
     for output in program.outputs:
         for load, guards in guarded(output.expr, wanted):
             assert isinstance(load, Load)
-            own = free_axes(load)
-            here = tuple(
-                guard
-                for guard in dict.fromkeys(guards)
-                if free_axes(guard) <= own and not any(isinstance(node, Reduce) for node in walk(guard))
-            )
-            found.setdefault(load, {})[here] = None
-    return {load: _of_all(load, list(places)) for load, places in found.items()}
+            found.setdefault(load, {})[tuple(dict.fromkeys(guards))] = None
+    return {load: tuple(each) for load, each in found.items()}
+
+
+def own(load: Load, guards: Guards) -> Guards:
+    """The conditions on an element's own positions that mention no computed value: a loop nest has them wherever it reads
+    the element."""
+    axes = free_axes(load)
+    return tuple(
+        guard
+        for guard in guards
+        if free_axes(guard) <= axes and not any(isinstance(node, Reduce) for node in walk(guard))
+    )
+
+
+def kept(load: Load, places: Sequence[Guards]) -> Guards:
+    """The conditions of those that are an element's `own` under which alone the program reads it, from those of each place that
+    does: those of all, and that those of one of them hold that are about its computed positions. A loop nest may compute what
+    it does not need, and read the element elsewhere."""
+    return _of_all(load, list(dict.fromkeys(own(load, guards) for guards in places)))
+
+
+def is_guarded(load: Load, places: Sequence[Guards], known: Guards) -> bool:
+    """Whether conditions that are `known`, those `kept` among them, tell that one of the places that read an element would: of
+    places of which all other conditions are known, those of an element's own positions are kept if these are all places."""
+    reached: list[Guards] = []
+    for guards in places:
+        kept_anyway = own(load, guards)
+        if all(follows(guard, known) for guard in guards if guard not in kept_anyway):
+            reached.append(guards)
+    return len(reached) == len(places) or any(all(follows(g, known) for g in guards) for guards in reached)
 
 
 MOST_PLACES = 8

@@ -164,8 +164,11 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
 
 
 def sized_axes(program: Program) -> tuple[str, ...]:
-    """Every axis of the outputs, and those of whose sizes the program makes extents."""
-    return tuple(dict.fromkeys((*axes_of(program.outputs), *sizes_in(program.computed.values()))))
+    """Every axis of the outputs, those of whose sizes the program makes extents, and those that dimensions are declared with."""
+    of_tensors = [axis for tensor in program.tensors for axis in tensor.axes if axis is not None]
+    return tuple(
+        dict.fromkeys((*axes_of(program.outputs), *sizes_in(program.computed.values()), *of_tensors))
+    )
 
 
 def axes_of(outputs: Iterable[Output]) -> tuple[str, ...]:

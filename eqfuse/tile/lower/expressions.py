@@ -14,7 +14,7 @@ from functools import partial
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.contraction import Contraction, Product, as_written, contraction, factors, scaled
-from eqfuse.loops.guards import follows
+from eqfuse.loops.guards import Guards, follows
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
 from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
@@ -41,6 +41,7 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity, result_dtype
 from eqfuse.tile.lower.builder import Binding, Builder
 from eqfuse.tile.lower.dot import DotRules
+from eqfuse.tile.lower.reads import Reads, is_position, is_quotient, is_shift, may_be_outside
 from eqfuse.tile.lower.types import Types
 from eqfuse.tile.nodes import (
     Argument,
@@ -60,7 +61,7 @@ class Expressions:
 
     `reads` counts the places that read each named value. `walk_loop` lowers a loop of the nest;
     a fold over an axis that no open loop walks becomes one. `needed` are the conditions without which
-    nothing reads a named value, `kept` those without which the program does not read an element that may be outside,
+    nothing reads a named value, `elements` has those without which the program does not read an element that may be outside,
     `ascending` tensors and the dimension along which their integers do not fall.
     """
 
@@ -72,7 +73,7 @@ class Expressions:
         walk_loop: Callable[[loops.Loop], None],
         dots: DotRules,
         needed: Mapping[str, Sequence[Expr]],
-        kept: Mapping[Expr, Sequence[Expr]],
+        elements: Reads,
         ascending: Collection[tuple[str, int]] = (),
     ) -> None:
         self._build = build
@@ -81,7 +82,7 @@ class Expressions:
         self._walk_loop = walk_loop
         self._dots = dots
         self._needed = needed
-        self._kept = kept
+        self._elements = elements
         self._ascending = ascending
         self._proven: Mapping[Expr, bool] = {}
         self._guards: tuple[Expr, ...] = ()
@@ -131,9 +132,11 @@ class Expressions:
                 return self.named(name, binding.expr, name)
             case Load(tensor, index):
                 # What is stored or carried may be computed where nothing reads it.
-                kept = (g for g in self._kept.get(expr, ()) if not follows(g, self._guards))
-                with self.under((*self._guards, *self._telling(kept))):
-                    return self._load(tensor, index, hint)
+                kept = self._elements.kept.get(expr, ())
+                more = self._telling(g for g in kept if not follows(g, self._guards))
+                inside = self._elements.inside(expr, (*self._guards, *kept), self._proven)
+                with self.under((*self._guards, *more, *inside)):
+                    return self._load(tensor, index, inside, hint)
             case Reduce():
                 # Conditions on a position of the same name outside are not about the one bound here.
                 with self.under(tuple(g for g in self._guards if expr.axis not in self.free(g))):
@@ -217,10 +220,11 @@ class Expressions:
             raise TileError(f"an index is a {value.dtype}, not an integer: {expr}")
         return value
 
-    def _load(self, tensor: str, index: tuple[Expr, ...], hint: str) -> Value:
+    def _load(self, tensor: str, index: tuple[Expr, ...], inside: Guards, hint: str) -> Value:
         values = tuple(self.index(expr) for expr in index)
         dims = tuple(dict.fromkeys(axis for value in values for axis in value.dims))
-        guards = self._relevant(self._guards, dims, index)
+        guards = self._relevant(tuple(g for g in self._guards if g not in inside), dims, index)
+        guards = (*guards, *inside)
         # Conditions say something of positions that exist.
         wider = {axis for guard in guards for axis in self._types.dims(guard)}
         mask = self.mask((*dims, *sorted(wider - {*dims})), guards)
@@ -240,10 +244,10 @@ class Expressions:
         shifted index without any, and for a position that is a number, all that may keep it inside, though that widens the
         access."""
         own = [guard for guard in guards if self._types.dims(guard) <= set(dims)]
-        if any(map(_is_position, index)):
+        if any(map(is_position, index)):
             return [guard for guard in guards if may_keep_inside(guard, index)]
-        if not any(map(_may_be_outside, walk(*index))):
-            divided = set().union(*(self.free(part) for part in walk(*index) if _is_quotient(part)))
+        if not any(map(may_be_outside, walk(*index))):
+            divided = set().union(*(self.free(part) for part in walk(*index) if is_quotient(part)))
             # A quotient may be one number for a whole tile, which then has no dimension of the axis that is divided.
             near = [guard for guard in guards if self._types.dims(guard) <= {*dims, *divided}]
             return [
@@ -274,7 +278,7 @@ class Expressions:
     def _connected(self, guards: Sequence[Expr], index: tuple[Expr, ...]) -> list[Expr]:
         """The conditions that may bound an index: those on the axes of what is shifted or data in it, and on axes that such
         conditions compare them with."""
-        parts = [part for part in index if any(map(_may_be_outside, walk(part)))]
+        parts = [part for part in index if any(map(may_be_outside, walk(part)))]
         if any(isinstance(node, Load | Local) for node in walk(*parts)):
             return list(guards)
         axes = set().union(*map(self.free, parts))
@@ -597,29 +601,3 @@ def may_keep_inside(guard: Expr, index: Sequence[Expr]) -> bool:
     if any(isinstance(node, Load | Local) for node in walk(*index)):
         return True
     return is_telling(guard, frozenset[str]().union(*map(free_axes, index)))
-
-
-def may_miss(expr: Expr) -> bool:
-    """Whether an access may fall outside its tensor where a guard is false: its index is shifted, a quotient, data, or a
-    number."""
-    return isinstance(expr, Load) and (
-        any(_may_be_outside(part) or _is_quotient(part) for part in walk(*expr.index))
-        or any(map(_is_position, expr.index))
-    )
-
-
-def _is_position(index: Expr) -> bool:
-    """Whether an index is a number that a short dimension does not reach."""
-    return isinstance(index, Const) and bool(index.value)
-
-
-def _may_be_outside(part: Expr) -> bool:
-    return isinstance(part, Load | Local) or is_shift(part)
-
-
-def _is_quotient(part: Expr) -> bool:
-    return isinstance(part, Call) and part.fn in ("floordiv", "mod")
-
-
-def is_shift(part: Expr) -> bool:
-    return isinstance(part, Call) and part.fn in ("add", "sub", "neg", "mul")

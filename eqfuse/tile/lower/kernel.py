@@ -10,7 +10,7 @@ from dataclasses import replace
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.dominance import Parted, of_rows, parted
-from eqfuse.loops.guards import Guards, needed
+from eqfuse.loops.guards import needed
 from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Const, Expr, Local, Program, Size, call, children, walk
 from eqfuse.tile.check import TileError
@@ -18,6 +18,7 @@ from eqfuse.tile.lower.builder import Binding, Builder
 from eqfuse.tile.lower.dot import DotRules
 from eqfuse.tile.lower.expressions import Expressions
 from eqfuse.tile.lower.ranges import Partition, Segment
+from eqfuse.tile.lower.reads import Reads
 from eqfuse.tile.lower.types import Type, Types
 from eqfuse.tile.nodes import Carried, Kernel, Store, Value
 from eqfuse.tile.walk import pruned
@@ -25,7 +26,7 @@ from eqfuse.tile.walk import pruned
 
 class KernelLowering:
     """Lowers one kernel. `blocks` are those of every axis that it mentions, in the order that dims get;
-    `tensors` and `scalars` are dtypes; `domains` maps a renamed axis to the one whose extent it has; `kept` has the
+    `tensors` and `scalars` are dtypes; `domains` maps a renamed axis to the one whose extent it has; `elements` has the
     conditions under which the program reads an element that may be outside of its tensor."""
 
     def __init__(
@@ -37,7 +38,7 @@ class KernelLowering:
         scalars: Mapping[str, str],
         accumulate: str,
         dots: DotRules,
-        kept: Mapping[Expr, Guards],
+        elements: Reads,
         program: Program,
     ) -> None:
         self._kernel = kernel
@@ -51,7 +52,7 @@ class KernelLowering:
         )
         reads = _reads(kernel)
         self._expressions = Expressions(
-            self._build, self._types, reads, self._loop, dots, needed(kernel), kept, kernel.ascending
+            self._build, self._types, reads, self._loop, dots, needed(kernel), elements, kernel.ascending
         )
 
     def run(self) -> Kernel:

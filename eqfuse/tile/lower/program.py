@@ -11,17 +11,16 @@ from dataclasses import replace
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.blocks import Block
-from eqfuse.loops.guards import Guards, keeping
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.slots import expanded
 from eqfuse.loops.walk import expressions, statements
-from eqfuse.terms.nodes import Axis, Expr, Program, Reduce, free_axes, substitute_axes, walk
+from eqfuse.terms.nodes import Axis, Program, Reduce, walk
 from eqfuse.terms.types import result_dtype
 from eqfuse.tile.check import check
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.lower.dot import DotRules
-from eqfuse.tile.lower.expressions import may_miss
 from eqfuse.tile.lower.kernel import KernelLowering
+from eqfuse.tile.lower.reads import Reads
 from eqfuse.tile.lower.types import Types
 from eqfuse.tile.nodes import TileProgram
 
@@ -62,7 +61,7 @@ def lower(
     domains = dict(nest.domains)
     dots = DotRules(batched_dots, least_dot)
     own = {axis: of for axis, of in domains.items() if axis not in program.domains}
-    kept = _renamed(keeping(program, may_miss), own)
+    elements = Reads.of(program, own)
     kernels = tuple(
         KernelLowering(
             kernel,
@@ -72,7 +71,7 @@ def lower(
             scalars,
             accumulate,
             dots,
-            kept,
+            elements,
             program,
         ).run()
         for kernel, config in zip(map(expanded, nest.kernels), configs, strict=True)
@@ -80,18 +79,6 @@ def lower(
     result = TileProgram(kernels, tuple(buffers), nest.domains, nest.shards)
     check(result, {**dtypes, **scalars})
     return result
-
-
-def _renamed(kept: Mapping[Expr, Guards], domains: Mapping[str, str]) -> dict[Expr, Guards]:
-    """The conditions of every element, and of the same ones along axes that the nest has other names for."""
-    found = dict(kept)
-    for axis, of in domains.items():
-        names: dict[str, Expr] = {of: Axis(axis)}
-        for load, guards in list(found.items()):
-            if of in free_axes(load):
-                moved = tuple(substitute_axes(guard, names) for guard in guards)
-                found.setdefault(substitute_axes(load, names), moved)
-    return found
 
 
 def _temporaries(

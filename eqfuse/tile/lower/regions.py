@@ -22,7 +22,8 @@ from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Sca
 from eqfuse.terms.promises import read_along
 from eqfuse.terms.ranges import FiniteInputs, difference, linear
 from eqfuse.tile.lower.builder import Builder
-from eqfuse.tile.lower.expressions import Expressions, is_shift, may_keep_inside, may_miss
+from eqfuse.tile.lower.expressions import Expressions, may_keep_inside
+from eqfuse.tile.lower.reads import is_shift, may_miss
 from eqfuse.tile.lower.types import Types
 from eqfuse.tile.nodes import LoadTile, Search, Value
 
