@@ -22,7 +22,7 @@ from bench.stability import Uncast, draw_floats, first_gross_error
 from eqfuse import certification, compiler
 from eqfuse.derived import Derived
 from eqfuse.errors import EqfuseError, ScheduleError
-from eqfuse.extract.candidates import Candidate, Search
+from eqfuse.extract.candidates import Candidate, PlanSearch
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.partition import Partition
 from eqfuse.extract.unsuited import Unsuited
@@ -317,7 +317,7 @@ def subjects(
     derived = compiler.derive(source, scalars, strict)
     extents = compiler.nominal_extents(derived.program)
     order = axis_order(replace(derived.program, outputs=derived.outputs))
-    search = Search(derived.program, program_dtypes(derived.program), DEVICE)
+    search = PlanSearch(derived.program, program_dtypes(derived.program), DEVICE)
     found: dict[str, Candidate] = {}
     for candidate in compiler.plans(derived, derived.outputs, Partition(order, extents), search):
         found.setdefault(candidate.plan.schedule, candidate)

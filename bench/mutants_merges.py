@@ -276,7 +276,7 @@ def _ranks(how: Literal["apart", "twice"]) -> Change:
                 assert found is not None  # it has ranks
                 fold, index = found
                 left, right = sides(node)
-                apart, twice = fold.joined(left, right)[index], merged(node.fn, ranks, left, left)
+                apart, twice = fold.combined(left, right)[index], merged(node.fn, ranks, left, left)
                 yield replaced(value, {node: apart if how == "apart" else twice})
 
     return change

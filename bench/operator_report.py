@@ -22,7 +22,7 @@ import eqfuse as eq
 from bench.report import Column, Options, Report, each, one_line, recorded
 from bench.workloads import Case, Workload, select
 from eqfuse.differentiate.gradient import differentiable, real_outputs
-from eqfuse.operator.content import joined
+from eqfuse.operator.content import names_text
 
 TITLE = "Programs as operators of torch"
 LENGTHS = 20
@@ -121,7 +121,7 @@ def _opcheck(call: Call, inputs: Mapping[str, Tensor], tracked: tuple[str, ...])
     integers = {name: value for name, value in scalars.items() if isinstance(value, int)}
     reals = {name: value for name, value in scalars.items() if isinstance(value, float)}
     sizes: Mapping[str, int] = call.rest.get("sizes", {})
-    names = joined(list(tensors), list(integers), list(reals), list(sizes))
+    names = names_text(list(tensors), list(integers), list(reals), list(sizes))
     numbers = [*integers.values(), *sizes.values()]
     arguments = (call.kernel.content, names, list(tensors.values()), numbers, list(reals.values()))
     found: dict[str, Any] = dict(opcheck(torch.ops.eqfuse.call.default, arguments, raise_exception=False))

@@ -21,7 +21,7 @@ from eqfuse.certification import Checks, certify
 from eqfuse.compiled import Asked, Candidates, Compiled
 from eqfuse.derived import Derived, Timings, rewritten
 from eqfuse.errors import BindError, did_you_mean
-from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
+from eqfuse.extract.candidates import Candidate, PlanSearch, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
 from eqfuse.loops.plan import SCHEDULES, Plan
@@ -201,7 +201,7 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
     Raises ScheduleError, and OverLimit where another schedule was asked for, or a limit is reached now."""
     from eqfuse.extract.partition import Partition
 
-    search = Search(derived.program, asked.dtypes, asked.device, derived.nests)
+    search = PlanSearch(derived.program, asked.dtypes, asked.device, derived.nests)
     partition = Partition(derived.order, asked.extents, few=asked.device.sms // IDLE)
     if derived.over is not None:
         if asked.prefer != "multi_pass":
@@ -217,7 +217,7 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
 
 
 def _choose(
-    derived: Derived, asked: Asked, partition: Partition, search: Search
+    derived: Derived, asked: Asked, partition: Partition, search: PlanSearch
 ) -> tuple[list[Candidate], Candidate]:
     program, prefer = derived.program, asked.prefer
     found = plans(derived, derived.outputs, partition, search)
@@ -240,7 +240,7 @@ def predicted(derived: Derived, asked: Asked) -> float:
 
 
 def plans(
-    derived: Derived, outputs: Sequence[Output], partition: Partition, search: Search
+    derived: Derived, outputs: Sequence[Output], partition: Partition, search: PlanSearch
 ) -> list[Candidate]:
     """The plans of these outputs, cheapest first: of every way to divide them into kernels, once the merge of each
     pass is derived. Where an axis is kept whole for what is computed beforehand, and so cannot be walked, the ways that
@@ -261,7 +261,7 @@ def plans(
     return by_cost(found)
 
 
-def as_written(derived: Derived, partition: Partition, search: Search) -> Candidate:
+def as_written(derived: Derived, partition: Partition, search: PlanSearch) -> Candidate:
     """The plan with a pass for every reduction as the program has it, which needs no merge."""
     with derived.timings.stage("choose"):
         clusters = partition.clusters(derived.program.outputs)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
 
     from eqfuse.calls.launches import Launch
     from eqfuse.differentiate.autograd import Backward, Gradients
-    from eqfuse.differentiate.divide import Division, Divisions
+    from eqfuse.differentiate.divide import ChunkedCall, Chunker
     from eqfuse.explain.report import Listings, Report
     from eqfuse.proof.derivation import Derivation
     from eqfuse.stream.streamer import Streamer, StreamState
@@ -127,13 +127,13 @@ class Kernel:
     def _start(self) -> None:
         """Resets the caches of calls and of what is loaded on devices."""
         self._calls = Calls(Runners(self._shapes, mode_named(self.native)))
-        divisions = self._divisions if self.divides and self.prefer is None else None
-        self._routes = Routes(self._calls, self._joint_calls, divisions)
+        chunker = self._chunker if self.divides and self.prefer is None else None
+        self._routes = Routes(self._calls, self._joint_calls, chunker)
 
-    def _divisions(self) -> Divisions:
-        from eqfuse.differentiate.divide import Divisions
+    def _chunker(self) -> Chunker:
+        from eqfuse.differentiate.divide import Chunker
 
-        return Divisions(
+        return Chunker(
             self.program, self.scalars, self.bound, lambda text: replace(self._like(text), divides=False)
         )
 
@@ -277,7 +277,7 @@ class Kernel:
         return made
 
     @property
-    def chunks(self) -> Division | None:
+    def chunks(self) -> ChunkedCall | None:
         """How the last call was divided into chunks of an axis, so that its kernels store less for each other; None where it
         ran as a whole. A backward's: `k.backward.chunks`."""
         return self._routes.latest

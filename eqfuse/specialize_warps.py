@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from eqfuse.compiled import Asked, Compiled
 from eqfuse.derived import Derived
 from eqfuse.environment import installed
-from eqfuse.extract.candidates import Candidate, Search, configured, shape_of, with_outputs
+from eqfuse.extract.candidates import Candidate, PlanSearch, configured, shape_of, with_outputs
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.unsuited import Unsuited
 from eqfuse.extract.warp_schedules import SLOTS, Facts, Outlook, Pricing, alternatives, ranked
@@ -59,7 +59,7 @@ class _Plan:
     @staticmethod
     def of(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> _Plan:
         """That of a compiled shape, at other sizes."""
-        search = Search(derived.program, compiled.dtypes, compiled.device, derived.nests)
+        search = PlanSearch(derived.program, compiled.dtypes, compiled.device, derived.nests)
         asked = Asked(extents, compiled.dtypes, compiled.device)
         return _Plan(derived, asked, search.at(compiled.chosen, extents), compiled.tile)
 

@@ -8,7 +8,7 @@ from extend_kernels import outputs
 
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
-from eqfuse.extend.rules import check, shipped
+from eqfuse.extend.rules import check_rule, shipped
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.rule import Rewrite
 
@@ -181,7 +181,9 @@ SHIPPED = {each.name: each for ruleset in EVERY for each in ruleset.rules if isi
 def test_shipped_rules_pass_what_registered_ones_have_to(name: str) -> None:
     """Over readable numbers, over reals, and in the field. The right sides of some have values where the left have none."""
     each = SHIPPED[name]
-    check(eq.Rule(name, each.left, each.right, ", ".join(each.when), each.why, None, each), defined=False)
+    check_rule(
+        eq.Rule(name, each.left, each.right, ", ".join(each.when), each.why, None, each), defined=False
+    )
 
 
 def steiner() -> eq.Rule:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import eqfuse as eq
 from eqfuse.differentiate import divide
 from eqfuse.differentiate.chunks import Undivided, certify_chunks, chunks_of
-from eqfuse.differentiate.divide import Chunked, Divisions
+from eqfuse.differentiate.divide import Chunked, Chunker
 from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.extract import call_estimate
 from eqfuse.extract.call_estimate import CallEstimate
@@ -141,7 +141,7 @@ def test_constants_and_dtypes_of_a_call_are_those_of_its_chunks(dtype: torch.dty
 
     much = CallEstimate(1e12, ("i", "f"), lambda: 1e9)
     kinds = {"y": "bf16" if dtype == torch.bfloat16 else "f64"}
-    found = Divisions(kernel.program, kernel.scalars, kernel.bound, compiled).of(much, values, sizes, kinds)
+    found = Chunker(kernel.program, kernel.scalars, kernel.bound, compiled).of(much, values, sizes, kinds)
     assert found is not None and found.length in (3, 15)
     (made,) = found(values, sizes)
     expected = kernel(**values)

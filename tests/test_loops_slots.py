@@ -20,7 +20,7 @@ from eqfuse.compiled import Asked, Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import VerificationError
-from eqfuse.extract.candidates import Candidate, Search
+from eqfuse.extract.candidates import Candidate, PlanSearch
 from eqfuse.extract.machine import compiler as cxx
 from eqfuse.loops import interpreter, lower
 from eqfuse.loops.lengths import row_range
@@ -69,7 +69,7 @@ def shared(
     extents = bind(derived.program, {n: tuple(t.shape) for n, t in given.items()}, sizes)
     asked = Asked(extents, program_dtypes(derived.program), device_named(device), "split_k")
     found, _ = compiler.choose(derived, asked)
-    search = Search(derived.program, asked.dtypes, asked.device, derived.nests)
+    search = PlanSearch(derived.program, asked.dtypes, asked.device, derived.nests)
     split = [c for c in found if c.plan.schedule == "split_k" and not c.plan.evened]
     chosen = next(even for c in split if (even := search.evened(c, extents)) is not None)
     tile = lower_nest(chosen.nest, derived.program, asked.dtypes, chosen.plan.configs, asked.device)
@@ -236,13 +236,13 @@ def test_long_batches_of_one_query_are_shared_out_on_a_gpu() -> None:
 @pytest.fixture
 def always_even(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that shares out is the only one, where there is one."""
-    candidates = Search.candidates
+    candidates = PlanSearch.candidates
 
-    def found(search: Search, *given: Any) -> list[Candidate]:
+    def found(search: PlanSearch, *given: Any) -> list[Candidate]:
         made = candidates(search, *given)
         return [each for each in made if each.plan.evened] or made
 
-    monkeypatch.setattr(Search, "candidates", found)
+    monkeypatch.setattr(PlanSearch, "candidates", found)
 
 
 @pytest.mark.slow

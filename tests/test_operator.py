@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import eqfuse as eq
 from bench.workloads import WORKLOADS
 from eqfuse.operator.batch import batched
-from eqfuse.operator.content import joined, quoted, unquoted
+from eqfuse.operator.content import names_text, quoted, unquoted
 from eqfuse.operator.shapes import output_dtypes
 from eqfuse.operator.site import Site
 from eqfuse.terms.floats import TORCH_DTYPES
@@ -375,7 +375,7 @@ def checked(
     """Every check that torch has for an operator."""
     integers = {name: value for name, value in scalars.items() if isinstance(value, int)}
     reals = {name: value for name, value in scalars.items() if isinstance(value, float)}
-    names = joined(list(tensors), list(integers), list(reals), list(sizes))
+    names = names_text(list(tensors), list(integers), list(reals), list(sizes))
     given = [*integers.values(), *sizes.values()]
     opcheck(operator, (kernel.content, names, list(tensors.values()), given, list(reals.values())))
 

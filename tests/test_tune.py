@@ -21,7 +21,7 @@ from eqfuse.extract.neighbours import may_become
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.blocks import Block
 from eqfuse.tune import tuner as tuner_module
-from eqfuse.tune.search import Budget, Refused, Search
+from eqfuse.tune.search import Budget, Refused, TimedSearch
 from eqfuse.tune.timing import called
 from eqfuse.tune.tuner import Tuner, disagreement
 
@@ -287,7 +287,7 @@ class _Clock:
         return self.now
 
 
-def _searched(kernel: eq.Kernel, seconds: float, plans: int, step: float) -> tuple[Search, float]:
+def _searched(kernel: eq.Kernel, seconds: float, plans: int, step: float) -> tuple[TimedSearch, float]:
     """A search all steps of which are improvements, and so has no other end than its bounds."""
     clock = _Clock()
 
@@ -295,7 +295,7 @@ def _searched(kernel: eq.Kernel, seconds: float, plans: int, step: float) -> tup
         clock.now += step
 
     chosen = kernel.compiled.chosen
-    search = Search(prepare, lambda c, against: 1 / (1 + clock.now), Budget(seconds, plans, clock))
+    search = TimedSearch(prepare, lambda c, against: 1 / (1 + clock.now), Budget(seconds, plans, clock))
 
     def near(candidate: Candidate) -> list[Candidate]:
         config = replace(candidate.plan.configs[0], stages=candidate.plan.configs[0].stages + 1)
@@ -324,10 +324,10 @@ def test_a_winner_has_to_win_again() -> None:
     kernel = _softmax()
     chosen, other = kernel.compiled.candidates[:2]
     times = {chosen: [1.0, 0.5], other: [0.9, 0.495]}
-    search = Search(lambda c: None, lambda c, against: times[c].pop(0), Budget(60, 8))
+    search = TimedSearch(lambda c: None, lambda c, against: times[c].pop(0), Budget(60, 8))
     assert search.run(chosen, [other], lambda c: []) is chosen
     times = {chosen: [1.0, 0.5], other: [0.9, 0.4]}
-    search = Search(lambda c: None, lambda c, against: times[c].pop(0), Budget(60, 8))
+    search = TimedSearch(lambda c: None, lambda c, against: times[c].pop(0), Budget(60, 8))
     assert search.run(chosen, [other], lambda c: []) is other
 
 
@@ -338,7 +338,7 @@ def test_a_plan_that_is_refused_is_tried_once() -> None:
         if candidate is other:
             raise Refused("too large")
 
-    search = Search(prepare, lambda c, against: 1.0, Budget(60, 8))
+    search = TimedSearch(prepare, lambda c, against: 1.0, Budget(60, 8))
     assert search.run(chosen, [other], lambda c: [other]) is chosen
     assert [trial.problem for trial in search.trials] == ["", "too large"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.calls.regions import TOLERANCE, Regions, SizeBucket
 from eqfuse.compiled import Compiled
-from eqfuse.extract.candidates import Search, seconds_of
+from eqfuse.extract.candidates import PlanSearch, seconds_of
 
 Key = tuple[tuple[str, int], ...]
 
@@ -24,7 +24,7 @@ class Reused:
     compiled: Compiled
     counts: dict[Key, int] = field(default_factory=dict)
 
-    def shards_at(self, regions: Regions, sizes: Mapping[str, int], search: Search) -> dict[str, int]:
+    def shards_at(self, regions: Regions, sizes: Mapping[str, int], search: PlanSearch) -> dict[str, int]:
         """The number of shards of every axis that has them."""
         nest, plan = self.compiled.chosen.nest, self.compiled.chosen.plan
         if not nest.shards:
@@ -36,7 +36,7 @@ class Reused:
             counts[here] = best if best in counts.values() else self._near(best, sizes, search)
         return dict.fromkeys((axis for axis, _ in nest.shards), counts[here])
 
-    def _near(self, best: int, sizes: Mapping[str, int], search: Search) -> int:
+    def _near(self, best: int, sizes: Mapping[str, int], search: PlanSearch) -> int:
         """A number of shards that costs little more than the best, where there is one already."""
         seconds = {
             n: seconds_of(search.at(self.compiled.chosen, sizes, n)) for n in {best, *self.counts.values()}

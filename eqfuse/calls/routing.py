@@ -15,9 +15,9 @@ from eqfuse.extract.candidates import with_outputs
 from eqfuse.terms.collapse_axes import collapse_axes
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
-    from eqfuse.differentiate.divide import Division, Divisions
+    from eqfuse.differentiate.divide import ChunkedCall, Chunker
 
-MOST_DIVIDED = 256
+MOST_CHUNKED = 256
 """How many kinds of calls it is remembered of how they are divided."""
 
 
@@ -28,16 +28,16 @@ class Routes:
     `calls`: of the program as written.
     `joint`: gives the calls of the program with axes collapsed, which is planned for the given extents first; None where no axes
     are always together.
-    `divisions`: makes what splits calls into chunks.
+    `make_chunker`: makes what splits calls into chunks.
     """
 
     calls: Calls
     joint: Callable[[Mapping[str, int]], Calls | None]
-    divisions: Callable[[], Divisions] | None
-    latest: Division | None = None
+    make_chunker: Callable[[], Chunker] | None
+    latest: ChunkedCall | None = None
     """How the last call was divided; None where it ran as a whole."""
-    _ways: Divisions | None = None
-    _divided: dict[int, tuple[Specialization, Division | None]] = field(default_factory=dict)
+    _chunker: Chunker | None = None
+    _chunked: dict[int, tuple[Specialization, ChunkedCall | None]] = field(default_factory=dict)
 
     def routed(self, given: Given) -> Routed:
         """What runs a call: on a CPU, the program with axes collapsed, where it has such and tensors lie so."""
@@ -70,28 +70,28 @@ class Routes:
         values: Mapping[str, Any],
     ) -> Any:
         """The outputs of a call, as it gives them. `key` is None where calls like this one are looked at each time."""
-        self.latest = division = self._division(routed.special, given) if routed.by is self.calls else None
-        if division is not None:
-            return given.returned(division({**given.tensors, **given.scalars}, routed.special.extents))
+        self.latest = chunked = self._chunked_call(routed.special, given) if routed.by is self.calls else None
+        if chunked is not None:
+            return given.returned(chunked({**given.tensors, **given.scalars}, routed.special.extents))
         return self.calls.called(key, routed, given, addresses, values)
 
-    def _division(self, special: Specialization, given: Given) -> Division | None:
+    def _chunked_call(self, special: Specialization, given: Given) -> ChunkedCall | None:
         """How calls of a kind are divided into chunks; None where they run as a whole."""
-        if self.divisions is None or special.is_empty:
+        if self.make_chunker is None or special.is_empty:
             return None
         shapes = self.calls.shapes
         if shapes.stored(special) <= call_estimate.MUCH:
             return None
-        found = self._divided.get(id(special))
+        found = self._chunked.get(id(special))
         if found is None:
             with shapes.lock:
-                if self._ways is None:
-                    self._ways = self.divisions()
+                if self._chunker is None:
+                    self._chunker = self.make_chunker()
                 values = {**given.tensors, **given.scalars}
                 dtypes = with_outputs(shapes.derived.program, special.dtypes)
                 whole = shapes.estimate(special)
-                division = self._ways.of(whole, values, special.extents, dtypes)
-                if len(self._divided) >= MOST_DIVIDED:
-                    self._divided.clear()
-                found = self._divided[id(special)] = special, division
+                chunked = self._chunker.of(whole, values, special.extents, dtypes)
+                if len(self._chunked) >= MOST_CHUNKED:
+                    self._chunked.clear()
+                found = self._chunked[id(special)] = special, chunked
         return found[1]

@@ -18,7 +18,7 @@ from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extract.call_estimate import CallEstimate
-from eqfuse.extract.candidates import Candidate, Search, seconds_of, with_outputs
+from eqfuse.extract.candidates import Candidate, PlanSearch, seconds_of, with_outputs
 from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
@@ -85,7 +85,7 @@ class Specializations:
     checks: Checks
     _compiled: dict[Shape, Compiled] = field(default_factory=dict)
     _regions: dict[Kinds, Regions] = field(default_factory=dict)
-    _searches: dict[Kinds, Search] = field(default_factory=dict)
+    _searches: dict[Kinds, PlanSearch] = field(default_factory=dict)
     _prices: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, float]] = field(
         default_factory=dict
     )
@@ -266,10 +266,10 @@ class Specializations:
     def _priced(self, compiled: Compiled, candidate: Candidate, extents: Mapping[str, int]) -> float:
         return seconds_of(self._search(compiled).at(candidate, extents))
 
-    def _search(self, compiled: Compiled) -> Search:
+    def _search(self, compiled: Compiled) -> PlanSearch:
         kinds = compiled.device.name, tuple(sorted(compiled.dtypes.items()))
         if kinds not in self._searches:
-            self._searches[kinds] = Search(
+            self._searches[kinds] = PlanSearch(
                 self.derived.program, compiled.dtypes, compiled.device, self.derived.nests
             )
         return self._searches[kinds]

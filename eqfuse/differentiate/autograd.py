@@ -16,7 +16,7 @@ import torch
 from torch._C._functorch import maybe_current_level
 
 from eqfuse.differentiate.certify import certify_gradient
-from eqfuse.differentiate.divide import Callee, Division
+from eqfuse.differentiate.divide import Callee, ChunkedCall
 from eqfuse.differentiate.gradient import (
     cotangent,
     differentiable,
@@ -37,11 +37,11 @@ from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.refusal import refused
 
 
-class Compiled(Callee, Protocol):
-    """A kernel, as it is called and differentiated."""
+class ChunkedCallee(Callee, Protocol):
+    """A kernel that is called, and that says how its last call ran in chunks."""
 
     @property
-    def chunks(self) -> Division | None: ...
+    def chunks(self) -> ChunkedCall | None: ...
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Backward:
     source: str
     whole: str
     saved: tuple[str, ...]
-    forward: Compiled | None
-    kernel: Compiled
+    forward: ChunkedCallee | None
+    kernel: ChunkedCallee
 
     @cached
     def adjoint(self) -> Certificate:
@@ -105,8 +105,8 @@ class Backward:
         """What was verified: that the program is the gradient, and that the kernels compute it."""
         forward = None if self.forward is None else self.forward.certificate
         kernels = (self.kernel,) if self.forward is None else (self.kernel, self.forward)
-        divisions = [kernel.chunks for kernel in kernels if kernel.chunks is not None]
-        chunks = tuple(part for division in divisions for part in division.certificates)
+        chunked = [kernel.chunks for kernel in kernels if kernel.chunks is not None]
+        chunks = tuple(part for call in chunked for part in call.certificates)
         return GradientCertificate(self.adjoint, self.kernel.certificate, forward, chunks)
 
     def __getattr__(self, name: str) -> Any:
@@ -141,7 +141,7 @@ class Forward:
     """What a call runs whose gradient may be asked for: `kernel` gives the `residuals` after the outputs; it is None where
     there are none. `outputs` are those that are saved too."""
 
-    kernel: Compiled | None = None
+    kernel: ChunkedCallee | None = None
     outputs: tuple[str, ...] = ()
     residuals: tuple[str, ...] = ()
 
@@ -153,7 +153,7 @@ class Gradients:
     program: Program
     constants: Mapping[str, float]
     verifies: bool
-    compiled: Callable[[str], Compiled]
+    compiled: Callable[[str], ChunkedCallee]
     latest: Backward | None = None
     calls: dict[tuple[object, ...], Pulled] = field(default_factory=dict)
     _known: dict[tuple[object, ...], Backward] = field(default_factory=dict)
@@ -251,7 +251,7 @@ class Gradients:
         source: str,
         whole: str,
         saved: tuple[str, ...],
-        forward: Compiled | None,
+        forward: ChunkedCallee | None,
     ) -> Backward:
         found = Backward(self.program, self.constants, source, whole, saved, forward, self.compiled(source))
         if self.verifies and not found.adjoint.ok:
@@ -264,7 +264,7 @@ class _Call:
     """One call: its kernel, its arguments that are no tensors, the names of those that are, and of these the ones that
     gradients may be asked by."""
 
-    kernel: Compiled
+    kernel: ChunkedCallee
     gradients: Gradients
     names: tuple[str, ...]
     tracked: tuple[str, ...]
@@ -292,7 +292,7 @@ class _Call:
 
 
 def differentiably(
-    kernel: Compiled, gradients: Gradients, values: Mapping[str, Any], sizes: Mapping[str, int] | None
+    kernel: ChunkedCallee, gradients: Gradients, values: Mapping[str, Any], sizes: Mapping[str, int] | None
 ) -> Any:
     """The outputs of a kernel, as autograd sees them."""
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}

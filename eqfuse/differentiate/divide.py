@@ -47,7 +47,7 @@ class Callee(Protocol):
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
 
-class Compiled(Callee, Protocol):
+class EstimatedCallee(Callee, Protocol):
     """A kernel that is called, and that says what a call would take."""
 
     def estimate(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CallEstimate: ...
@@ -62,8 +62,8 @@ class Chunked:
     give what the program gives."""
 
     chunks: Chunks
-    kernel: Compiled
-    finish: Compiled | None
+    kernel: EstimatedCallee
+    finish: EstimatedCallee | None
     certificate: Certificate
 
     @property
@@ -140,7 +140,7 @@ def _read_by(program: Program, values: Values) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def _outputs(kernel: Compiled, given: Values, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+def _outputs(kernel: EstimatedCallee, given: Values, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
     """The outputs of a call, by name."""
     found = kernel(**given, sizes=sizes)
     names = [output.name for output in kernel.program.outputs]
@@ -157,7 +157,7 @@ def _width(tensor: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Division:
+class ChunkedCall:
     """How calls that are alike are divided: chunks of so many positions; the dtypes of outputs; estimates of the whole,
     and of all chunks."""
 
@@ -185,20 +185,20 @@ class Division:
 
 
 @dataclass
-class Divisions:
+class Chunker:
     """The ways to divide the program of a kernel. `compiled` makes a kernel of a text; `refused` are axes along which there
     is none, each with the reason."""
 
     program: Program
     scalars: Mapping[str, float]
     bound: float
-    compiled: Callable[[str], Compiled]
+    compiled: Callable[[str], EstimatedCallee]
     refused: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Chunked | None] = field(default_factory=dict)
 
     def of(
         self, whole: CallEstimate, values: Values, sizes: Mapping[str, int], dtypes: Mapping[str, str]
-    ) -> Division | None:
+    ) -> ChunkedCall | None:
         """How a call is divided whose estimate is `whole`; None where it runs as that. `sizes` are those of all axes, `dtypes`
         those of outputs."""
         tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
@@ -206,14 +206,14 @@ class Divisions:
         if whole.stored <= room:
             return None
         made = tuple(TORCH_DTYPES[o.dtype or dtypes[o.name]] for o in self.program.outputs)
-        found: list[Division] = []
+        found: list[ChunkedCall] = []
         for axis in whole.axes:
             chunked = self._chunked(axis)
             if chunked is not None and (parts := self._parts(chunked, values, sizes, room)) is not None:
                 length, divided = parts
                 if divided.seconds <= SLOWER * whole.seconds:
-                    found.append(Division(chunked, length, made, whole, divided))
-        return min(found, key=lambda division: division.divided.seconds, default=None)
+                    found.append(ChunkedCall(chunked, length, made, whole, divided))
+        return min(found, key=lambda call: call.divided.seconds, default=None)
 
     def _chunked(self, axis: str) -> Chunked | None:
         """The program in chunks of an axis; None where there is none, or it is not verified."""

@@ -503,7 +503,7 @@ class Reverse:
     ) -> None:
         """`combine(combine(before, part), after)`, to what the position contributes."""
         middle = [Local(f"{name}0", ()) for name in fold.state]
-        inner = fold.joined(before, middle)
+        inner = fold.combined(before, middle)
         values = dict(zip(middle, parts, strict=True))
         state = [
             self._value(f"{name}_here", step.loops, replaced(value, values))

@@ -77,7 +77,7 @@ class Verdict:
     undecided: bool = False
 
 
-def check(fold: Fold, lift: Sequence[Expr], whole: frozenset[str] = frozenset()) -> Verdict:
+def check_laws(fold: Fold, lift: Sequence[Expr], whole: frozenset[str] = frozenset()) -> Verdict:
     """Identity, associativity and, where it is declared, commutativity; `lift` reads arguments as `Local`, of which those
     that are `whole` are integers."""
     floats = FloatDomain("float64")

@@ -85,7 +85,7 @@ def reduction(
         hint = "choose another name, or replace it: replace=True"
         raise EqfuseError(f"reduction {name!r} is registered already, as another", hint=hint)
     if found.fold is not None:
-        verdict = laws.check(found.fold, found.lift, found.whole)
+        verdict = laws.check_laws(found.fold, found.lift, found.whole)
         if verdict.broken is not None:
             raise _refused(name, verdict.broken)
         if verdict.undecided and unverified is None:

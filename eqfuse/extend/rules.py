@@ -57,7 +57,7 @@ def rule(
     facts = when if isinstance(when, str) else ", ".join(when)
     found = Rule(name, left, right, facts, why, unverified, _rewrite(name, left, right, facts, why))
     if unverified is None:
-        check(found)
+        check_rule(found)
         check_as_programs(found)
     return found
 
@@ -106,7 +106,7 @@ def _check_bound(name: str, source: Source, left: Pattern, right: Pattern, facts
 # -- trying it -------------------------------------------------------------------------------------
 
 
-def check(rule: Rule, *, defined: bool = True) -> None:
+def check_rule(rule: Rule, *, defined: bool = True) -> None:
     """Raises EqfuseError for a rule that a sample refutes, or that no sample meets the condition of. Both sides have to
     have values for the same numbers, unless it is not asked that they be `defined` alike."""
     primes = primes_for(_functions_in(rule))

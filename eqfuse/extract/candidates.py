@@ -76,7 +76,7 @@ def seconds_of(candidate: Candidate) -> float:
 
 
 @dataclass
-class Search:
+class PlanSearch:
     """Candidates of one program on one device. The nests that plans were lowered to are kept; each shape only
     prices them."""
 

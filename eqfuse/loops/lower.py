@@ -29,7 +29,7 @@ from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements
 from eqfuse.names import Names
 from eqfuse.rules.assignments import combines, finishes, updates
 from eqfuse.rules.merge import Group, Merge, State
-from eqfuse.terms.folds import fold_of, identity, joined, rank_axes
+from eqfuse.terms.folds import fold_of, identity, over_union, rank_axes
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -478,7 +478,7 @@ class _KernelLowering:
                             folded.add(other.name)
                     seen = {other.op: Local(other.name, other.dims) for other in together}
                     tiles = {other.op: Local(f"{other.name}_tile", other.dims) for other in together}
-                    new = joined(Reduce(state.op, group.axis, state.body), seen, tiles)
+                    new = over_union(Reduce(state.op, group.axis, state.body), seen, tiles)
                     build.let(f"{state.name}_new", state.dims, new)
 
 

@@ -159,6 +159,6 @@ def operator_of(content: str) -> Any:
     return torch.ops.eqfuse.visible.default if VISIBLE in content else torch.ops.eqfuse.call.default
 
 
-def joined(*names: list[str]) -> str:
+def names_text(*names: list[str]) -> str:
     """What `names_in` reads."""
     return "|".join(" ".join(part) for part in names)

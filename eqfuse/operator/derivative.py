@@ -17,7 +17,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
-from eqfuse.operator.content import Called, joined, kernel_of, names_in, operator_of
+from eqfuse.operator.content import Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.library import arguments, called, run
 from eqfuse.operator.shapes import Size, extents
 from eqfuse.terms.nodes import Program
@@ -100,7 +100,7 @@ class _Forward:
         own = {*sized_axes(known), *known.domains.values()}
         sizes = dict(zip(axes, integers[len(of_integers) :], strict=True))
         kept = {axis: size for axis, size in sizes.items() if axis in own}
-        names = joined(list(of_tensors), list(of_integers), list(of_reals), list(kept))
+        names = names_text(list(of_tensors), list(of_integers), list(of_reals), list(kept))
         return _operator(self.content, names, tensors, [*integers[: len(of_integers)], *kept.values()], reals)
 
 

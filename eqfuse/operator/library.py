@@ -19,9 +19,9 @@ from torch.compiler import is_dynamo_compiling
 
 from eqfuse.arguments import is_recording
 from eqfuse.errors import BindError
-from eqfuse.operator.content import VISIBLE, Called, joined, kernel_of, names_in, operator_of
+from eqfuse.operator.content import VISIBLE, Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.shapes import empty_outputs
-from eqfuse.operator.written import check, offer
+from eqfuse.operator.written import check_outputs, offer
 from eqfuse.terms.interpreter import check_dense
 from eqfuse.terms.nodes import Load, children
 
@@ -104,7 +104,7 @@ def called(content: str, values: Mapping[str, Any], sizes: Mapping[str, Any] | N
     for axis, size in (sizes or {}).items():
         integers.append(size)
         axes.append(axis)
-    names = joined(of_tensors, of_integers, of_reals, axes)
+    names = names_text(of_tensors, of_integers, of_reals, axes)
     if integers or reals:
         made = operator_of(content)(content, names, tensors, integers, reals)
     else:
@@ -206,6 +206,6 @@ def shaped(
     """Outputs that hold nothing."""
     program = kernel_of(content).program
     offer()
-    check(len(program.outputs))
+    check_outputs(len(program.outputs))
     values, numbers, sizes = arguments(names, tensors, integers, reals)
     return empty_outputs(program, values, numbers, sizes)

@@ -24,7 +24,7 @@ def offer() -> None:
         module.CUSTOM_EXTERN_KERNEL_CODEGEN[OPERATOR] = module.CustomCodegen(python=_write)
 
 
-def check(outputs: int) -> None:
+def check_outputs(outputs: int) -> None:
     """Raises EqfuseError where Inductor writes a call in C++ whose only output that would take for a pointer: the process would die
     of it. A package has the operator's outputs by another way."""
     module = sys.modules.get("torch._inductor.virtualized")

@@ -73,7 +73,7 @@ class RepairGroup:
             case _:
                 return call("div", Const(1), a) if self is SCALES else call("neg", a)
 
-    def joined(self, a: Expr | None, b: Expr | None) -> Expr | None:
+    def composed(self, a: Expr | None, b: Expr | None) -> Expr | None:
         return a or b if a is None or b is None else call(self.join, a, b)
 
 
@@ -202,9 +202,9 @@ def guard_body(body: Expr, op: str, split: Split) -> Guarded:
         late = tuple(dict.fromkeys(late_shifts(body, split)))
         for shift in dict.fromkeys((*inner.values(), *late)):
             undefined = call("mul", call("sub", shift, guarded("finite", shift)), Const(0))
-            term = SHIFTS.joined(term, undefined)
+            term = SHIFTS.composed(term, undefined)
     for divisor in _inner_divisors(body, split):
-        factor = SCALES.joined(factor, call("div", call("invertible", divisor), divisor))
+        factor = SCALES.composed(factor, call("div", call("invertible", divisor), divisor))
     lost = tuple(unrestored_sums(body, inner, split))
     return Guarded(guard_divisors(found, split), factor, term, tuple(inner), lost, late)
 
@@ -229,7 +229,7 @@ def _retracted(
             (a, left), (b, right) = part(a), part(b)
             if right is not None and fn == group.quotient:
                 right = group.inverse(right)
-            return call(fn, a, b), group.joined(left, right)
+            return call(fn, a, b), group.composed(left, right)
         case Call(fn, args) if found is not None:
             place, of = found
             before, after = args[:place], args[place + 1 :]

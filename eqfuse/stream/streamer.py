@@ -40,7 +40,7 @@ class StreamState:
     total: int | None = None
 
 
-class Compiled(Protocol):
+class StreamKernel(Protocol):
     """A compiled text of the stream, as it is called."""
 
     @property
@@ -55,13 +55,13 @@ class Streamer:
 
     stream: Stream
     program: Program
-    compiled: Callable[[str], Compiled]
+    compiled: Callable[[str], StreamKernel]
     lock: Lock
 
     def __post_init__(self) -> None:
-        self._kernels: dict[str, Compiled] = {}
+        self._kernels: dict[str, StreamKernel] = {}
 
-    def kernel(self, text: str) -> Compiled:
+    def kernel(self, text: str) -> StreamKernel:
         with self.lock:
             if text not in self._kernels:
                 self._kernels[text] = self.compiled(text)

@@ -77,7 +77,7 @@ class Fold:
         taken = {f"{name}{side}" for name in self.state for side in (1, 2)}
         return (name for number in count(1) if (name := f"t{number}") not in taken)
 
-    def joined(self, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:
+    def combined(self, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:
         """The state of a union from those of its two parts."""
         values = {Local(f"{v}1", ()): value for v, value in zip(self.state, left, strict=True)}
         values |= {Local(f"{v}2", ()): value for v, value in zip(self.state, right, strict=True)}
@@ -189,7 +189,7 @@ def combined(node: Expr) -> Expr:
     match node:
         case Call(fn, _) if (found := fold_of(fn)) is not None and not found[0].ranks:
             fold, index = found
-            return fold.joined(*sides(node))[index]
+            return fold.combined(*sides(node))[index]
         case _:
             return node
 
@@ -240,7 +240,7 @@ def contributions(reduce: Reduce) -> tuple[Expr, ...]:
     return unpacked(_listed(reduce.body, found[0]), len(found[0].state))
 
 
-def joined(reduce: Reduce, left: Mapping[str, Expr], right: Mapping[str, Expr]) -> Expr:
+def over_union(reduce: Reduce, left: Mapping[str, Expr], right: Mapping[str, Expr]) -> Expr:
     """The value of a reduction over a union, given by op the values of every variable of its fold over the parts."""
     found = fold_of(reduce.op)
     if found is None:
@@ -248,7 +248,7 @@ def joined(reduce: Reduce, left: Mapping[str, Expr], right: Mapping[str, Expr]) 
     fold, index = found
     ranks = ranks_of(reduce)
     parts = [[side[op] for op in fold.ops] for side in (left, right)]
-    return fold.joined(*parts)[index] if ranks is None else merged(reduce.op, ranks, *parts)
+    return fold.combined(*parts)[index] if ranks is None else merged(reduce.op, ranks, *parts)
 
 
 def merged(op: str, ranks: str, left: Sequence[Expr], right: Sequence[Expr]) -> Expr:

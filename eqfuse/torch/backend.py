@@ -29,7 +29,7 @@ from eqfuse.devices import device_named, gpu_device
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
-from eqfuse.operator.content import compiled, joined
+from eqfuse.operator.content import compiled, names_text
 from eqfuse.operator.derivative import gradient_sizes, untraced
 from eqfuse.operator.shapes import extents
 from eqfuse.terms.nodes import Program, reductions
@@ -497,7 +497,7 @@ class Fusion:
         """Calls the kernel in place of a region."""
         graph = self.module.graph
         last = candidate.region.nodes[-1]
-        names = joined([name for name, _ in candidate.inputs], [], [], [])
+        names = names_text([name for name, _ in candidate.inputs], [], [], [])
         with graph.inserting_after(last):
             call = graph.call_function(
                 torch.ops.eqfuse.call.default,

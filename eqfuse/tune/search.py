@@ -53,7 +53,7 @@ class Budget:
 
 
 @dataclass
-class Search:
+class TimedSearch:
     """`prepare` compiles a candidate and compares what it computes with what the chosen one does; it raises
     Refused, or what a call of the chosen one raises. `measure` gives the seconds that a prepared candidate takes,
     and may be coarse about one that takes far longer than the seconds it is given."""

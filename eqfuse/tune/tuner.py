@@ -25,7 +25,7 @@ from eqfuse.progress import progress
 from eqfuse.specialize_warps import other_roles
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tune import kept
-from eqfuse.tune.search import Budget, Refused, Search, Trial, timed
+from eqfuse.tune.search import Budget, Refused, TimedSearch, Trial, timed
 from eqfuse.tune.timing import called, replayed
 
 Results = Mapping[str, torch.Tensor]
@@ -118,7 +118,7 @@ class Tuner:
     def search(self, limits: Limits) -> tuple[Compiled, Tuning]:
         """Times plans, keeps the winner. Raises EqfuseError where the chosen plan does not run."""
         base, chosen = self.base, self.base.chosen
-        search = Search(self._prepare, self._measure, Budget(limits.seconds, limits.plans))
+        search = TimedSearch(self._prepare, self._measure, Budget(limits.seconds, limits.plans))
         others = [
             *self._of_other_roles(),
             *of_other_schedules(base.candidates, chosen, base.extents, self._dtypes),

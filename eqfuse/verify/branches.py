@@ -142,7 +142,7 @@ class Branches:
         that join comparisons `all_joined` ones, or those of which each comparison went both ways."""
         fixed = indexing_tensors(program) | limits
         found: dict[int, Untaken] = {}
-        joined: list[Untaken] = []
+        together: list[Untaken] = []
         mask, ranges = masked(program), Reals(program.domains)
         for node in walk(*(mask(output.expr) for output in program.outputs)):
             if not isinstance(node, Call) or not _depends_on_data(node):
@@ -158,9 +158,9 @@ class Branches:
             elif len(had := self._truths.get(node, {True, False})) == 1:
                 said = f"{_text(node)}{NEVER}{'false' if True in had else 'true'}"
                 goals = (((node, True not in had),),)
-                joined.append(Untaken(node, said, self._kind(node, fixed), goals))
+                together.append(Untaken(node, said, self._kind(node, fixed), goals))
         alone = set() if all_joined else {each.node for each in found.values()}
-        return [*found.values(), *(each for each in joined if alone.isdisjoint(each.compared))]
+        return [*found.values(), *(each for each in together if alone.isdisjoint(each.compared))]
 
     def on_data(self, programs: Sequence[Program]) -> list[Untaken]:
         """All branches of programs on real numbers that they read or compute, whatever of them was taken."""
@@ -239,7 +239,7 @@ def paths(program: Program) -> list[Goal]:
     return list(found)
 
 
-def joined(goal: Goal) -> Expr:
+def conjunction(goal: Goal) -> Expr:
     """The condition that all of a goal is met."""
     parts: list[Expr] = [node if wanted else call("not", node) for node, wanted in goal]
     return reduce(lambda one, other: call("and", one, other), parts)

@@ -24,7 +24,7 @@ from eqfuse.verify.adversary import (
     with_numbers,
 )
 from eqfuse.verify.bound import Bound
-from eqfuse.verify.branches import Branches, Goal, Untaken, joined
+from eqfuse.verify.branches import Branches, Goal, Untaken, conjunction
 from eqfuse.verify.certificate import (
     NEVER,
     NO_THRESHOLDS,
@@ -499,7 +499,7 @@ class Verification:
         scalars = {name: getattr(value, "shadow", value) for name, value in inputs.scalars.items()}
         extents = {axis: n for side in source.sides for axis, n in side.extents.items()}
         env = Env(FloatDomain("float64"), tensors, scalars, extents, batch=inputs.trials)
-        condition = joined(goal)
+        condition = conjunction(goal)
         if not np.asarray(evaluate_expr(condition, env).data).any():
             self._untaken.add(f"{show(condition)}{NEVER}true")
 

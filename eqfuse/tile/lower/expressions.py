@@ -17,7 +17,7 @@ from eqfuse.loops.contraction import Contraction, Product, as_written, contracti
 from eqfuse.loops.guards import Guards, follows
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
-from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
+from eqfuse.terms.folds import Fold, contributions, fold_of, over_union, ranks_of, siblings, sides
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
@@ -402,7 +402,7 @@ class Expressions:
             carried.append(loops.Carried(state, (), init, new))
         unit = self._build.blocks[axis].kind == "unit"
         updates = tuple(
-            loops.Let(item.next, (), joined(each, seen, tiles))
+            loops.Let(item.next, (), over_union(each, seen, tiles))
             for each, item in zip(siblings(expr), carried, strict=True)
         )
         self._walk_loop(loops.Loop(axis, Const(0), Size(axis), unit, tuple(carried), updates))

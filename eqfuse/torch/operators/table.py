@@ -152,7 +152,7 @@ def broadcast(
     return layout, moved
 
 
-def joined(layouts: Sequence[Layout]) -> Layout:
+def finest(layouts: Sequence[Layout]) -> Layout:
     """For each dimension the finest of several layouts."""
     found = []
     for choices in zip(*layouts, strict=True):
@@ -166,7 +166,7 @@ def elementwise(
 ) -> Value:
     """A function of what stands at the same position of several values, broadcast to a shape."""
     pairs = [broadcast(value, shape) for value in values]
-    layout = joined([layout for layout, _ in pairs]) if pairs else (None,) * len(shape)
+    layout = finest([layout for layout, _ in pairs]) if pairs else (None,) * len(shape)
 
     def read(positions: tuple[Position, ...]) -> Expr:
         return compute(*(value.at(moved(positions)) for value, (_, moved) in zip(values, pairs, strict=True)))

@@ -49,7 +49,7 @@ class Arithmetic(FieldState):
         return result
 
     def _split(self, result: FieldArray, left: Split | None, right: Split | None) -> None:
-        joined = left and right and left.joined(right, self.p, self.q)
+        joined = left and right and left.added(right, self.p, self.q)
         result.split = joined.spread(result.shape) if joined else None
 
     def _linear(self, op: Callable[..., Any], x: FieldArray, y: FieldArray) -> FieldArray:

@@ -54,7 +54,7 @@ class Split:
             known = Known(None if known.p is None else -known.p % p, -known.q % q)
         return Split(known, self.minus, self.plus)
 
-    def joined(self, other: Split, p: int, q: int) -> Split | None:
+    def added(self, other: Split, p: int, q: int) -> Split | None:
         """The sum of two; None where it has too many terms."""
         plus, minus = (*self.plus, *other.plus), (*self.minus, *other.minus)
         if len(plus) + len(minus) > MOST:
