@@ -384,6 +384,15 @@ def test_a_loop_over_positions_of_one_tensor_writes_into_one_as_long_as_another(
     assert torch.allclose(program(k, longer), function(k, longer), atol=1e-6)
 
 
+@pytest.mark.parametrize("names", ["y, dy", "dy, y", "x, dout"])
+def test_inputs_that_are_called_as_gradients_are(names: str) -> None:
+    function = eval(f"lambda {names}: {names.replace(',', ' *')}")
+    x, y = (torch.randn(3, requires_grad=True) for _ in range(2))
+    program = eq.from_torch(function, x.detach(), y.detach(), native="off")
+    found = torch.autograd.grad(program(x, y).sum(), (x, y))
+    assert torch.equal(found[0], y) and torch.equal(found[1], x)
+
+
 def test_a_recurrence_that_writes_each_position_of_a_tensor() -> None:
     """Each `out[:, t]` has a sum that is computed by itself; where `s` has fewer positions, nothing reads the later ones."""
 
