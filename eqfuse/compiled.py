@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.devices import Device
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.threads import cached
 from eqfuse.tile.nodes import TileProgram

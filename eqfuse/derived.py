@@ -9,11 +9,11 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from eqfuse import debug, results
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.limits import OverLimit
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Form, KernelPlan
 from eqfuse.progress import progress
-from eqfuse.records import dataclass
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.printer import MergeText

@@ -24,12 +24,12 @@ from eqfuse.cache.entries import Key
 from eqfuse.cache.files import Unfit, searched, write_whole
 from eqfuse.environment import installed
 from eqfuse.extract.candidates import Candidate
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops import nodes as loops
 from eqfuse.loops import plan as plans
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Roles
-from eqfuse.records import dataclass
 from eqfuse.rules import merge
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group

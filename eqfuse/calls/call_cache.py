@@ -13,7 +13,7 @@ from eqfuse.calls.specialization import Specialization, Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import place_of
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.threads import undisturbed
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for it

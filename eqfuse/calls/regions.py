@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 
 from eqfuse.compiled import Compiled
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.walk import loops_in
-from eqfuse.records import dataclass
 
 TOLERANCE = 1.05
 """How many times the cost of the best plan another one may have that is compiled already."""

@@ -14,8 +14,8 @@ from eqfuse.calls.specialization import Specialization, Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import place_of
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.lowered import lower_nest
-from eqfuse.records import dataclass
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.threads import undisturbed
 from eqfuse.tile.modes import Mode

@@ -21,8 +21,8 @@ from eqfuse.extract.call_estimate import CallEstimate
 from eqfuse.extract.candidates import Candidate, PlanSearch, seconds_of, with_outputs
 from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.limits import OverLimit
-from eqfuse.records import dataclass
 from eqfuse.threads import Lock, cached, uncollected
 from eqfuse.verify.certificate import ALL_UNTAKEN, Certificate
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 
 from eqfuse.errors import EqfuseError, ParseError, did_you_mean
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.expressions import Bindings, ProgramNames, Reader
 from eqfuse.terms.folds import FOLDS, NOWHERE, Fold, folds_in
 from eqfuse.terms.functions import CALLABLE, CONSTANTS, FUNCTIONS

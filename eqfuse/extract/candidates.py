@@ -20,6 +20,7 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.resources import shared_bytes, two_per_sm
 from eqfuse.extract.shape import Shape
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.kernel_axes import narrowed
 from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Kernel as LoopKernel
@@ -36,7 +37,6 @@ from eqfuse.loops.plan import (
     Term,
     schedules,
 )
-from eqfuse.records import dataclass
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import Output, Program

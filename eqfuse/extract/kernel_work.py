@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from eqfuse.extract.resources import sharded_axes
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.contraction import Contraction
 from eqfuse.loops.kernel_axes import KEPT, divisors, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.walk import expressions, loops_in, statements
-from eqfuse.records import dataclass
 from eqfuse.terms.functions import SPECIAL
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 

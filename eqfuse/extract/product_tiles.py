@@ -22,8 +22,8 @@ from eqfuse.extract.resources import (
     shared_by_stages,
 )
 from eqfuse.extract.shape import Shape
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.nodes import Kernel
-from eqfuse.records import dataclass
 
 LEAST = 16
 """Positions of an axis that tensor cores take at least."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from types import MappingProxyType
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 
 SLOWDOWNS: Mapping[str, float] = MappingProxyType(
     {"few_warps": 1.6, "shared_rows": 1.7, "one_block": 1.25, "spills": 3.25}

@@ -8,12 +8,12 @@ from functools import lru_cache
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.shape import Shape
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.contraction import Contraction
 from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
-from eqfuse.records import dataclass
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, children, expanded, free_axes, walk
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
 
 AxesOf = Callable[[Expr], frozenset[str]]

@@ -28,11 +28,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.contraction import Product, factors
 from eqfuse.loops.identity import predicates, vanishes
 from eqfuse.loops.nodes import Carried, Let, Loop, Stmt
 from eqfuse.loops.walk import rewritten
-from eqfuse.records import dataclass
 from eqfuse.terms.assume import HIGH, LOW, ONE, ZERO, folded, simplified
 from eqfuse.terms.bounds import tells
 from eqfuse.terms.masks import is_mask

@@ -31,9 +31,9 @@ Tile sizes are not part of the nest: it means the same for every choice of them.
 
 from __future__ import annotations
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.hashed import Hashed, hash_of
 from eqfuse.listed import Listed
-from eqfuse.records import dataclass
 from eqfuse.terms.nodes import Expr
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Literal
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.hashed import Hashed, hash_of
 from eqfuse.loops.blocks import Block
-from eqfuse.records import dataclass
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Expr, Output
 

@@ -19,8 +19,8 @@ Values call the functions of registered folds as one function, `argmax.v((v, k),
 
 from __future__ import annotations
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.hashed import Hashed, hash_of
-from eqfuse.records import dataclass
 from eqfuse.terms.nodes import Expr
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.rules.constructors import DATATYPE, HEADS
 from eqfuse.rules.relations import RELATIONS
 from eqfuse.terms.nodes import REDUCTIONS

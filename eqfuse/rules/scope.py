@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import field
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.rules.rule import PARTS, Rewrite, RuleSet
 from eqfuse.terms.python import parsed
 

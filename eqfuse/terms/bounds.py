@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.errors import BindError, Span, locate
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms import integers
 from eqfuse.terms.folds import contributions, fold_of, identity, ranks_of
 from eqfuse.terms.intervals import NEGATED

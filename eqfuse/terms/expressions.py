@@ -10,7 +10,7 @@ from functools import reduce
 from typing import ClassVar
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean, source_lines
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
 from eqfuse.terms.functions import (
     ABBREVIATIONS,

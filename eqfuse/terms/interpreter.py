@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from eqfuse.errors import BindError
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms import integers
 from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections, guarded_reads, outside_error

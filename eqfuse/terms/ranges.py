@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.folds import contributions, fold_of, is_ranked
 from eqfuse.terms.functions import COMPARISONS, FUNCTIONS
 from eqfuse.terms.integers import identity

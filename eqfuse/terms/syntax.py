@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 
 from eqfuse.errors import EqfuseError, ParseError, Span, did_you_mean, source_lines
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.dtypes import DTYPES, STORED
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.python import module

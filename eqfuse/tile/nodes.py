@@ -61,10 +61,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
-from eqfuse.records import dataclass
 from eqfuse.terms.nodes import Expr
 
 S_co = TypeVar("S_co", covariant=True)

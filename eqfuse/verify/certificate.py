@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from eqfuse.errors import EqfuseError, Span, locate
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 
 REQUESTED = 2.0**-40
 """Bound that verification goes on for, where a theorem gives one."""

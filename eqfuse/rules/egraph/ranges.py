@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.rules.egraph.encode import Encoder
 from eqfuse.rules.egraph.references import foreign_moves
 from eqfuse.rules.egraph.saturate import Graph, Node

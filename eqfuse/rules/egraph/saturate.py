@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.rules.egraph import client
 from eqfuse.rules.relations import RELATIONS
 from eqfuse.rules.rule import RuleSet, prelude

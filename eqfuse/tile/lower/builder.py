@@ -8,8 +8,8 @@ from dataclasses import field
 
 import numpy as np
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.blocks import Block
-from eqfuse.records import dataclass
 from eqfuse.terms.floats import rounded
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile import nodes as ir

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.contraction import Contraction
-from eqfuse.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.identity import predicates, vanishes
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
-from eqfuse.records import dataclass
 from eqfuse.terms.assume import folded
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, free_axes, walk
 from eqfuse.tile.lower.builder import Builder

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.guards import Guards, is_guarded, kept, places
-from eqfuse.records import dataclass
 from eqfuse.terms.assume import folded
 from eqfuse.terms.bounds import is_telling
 from eqfuse.terms.nodes import (

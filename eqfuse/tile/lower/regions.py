@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.nodes import Kernel
-from eqfuse.records import dataclass
 from eqfuse.terms.assume import conjuncts
 from eqfuse.terms.intervals import MIRRORED, NEGATED
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, walk

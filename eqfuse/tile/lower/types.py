@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
-from eqfuse.records import dataclass
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
 from eqfuse.terms.nodes import (

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from eqfuse import records
+from eqfuse import fast_dataclass
 from eqfuse.tile.nodes import Dot, For, Op, Stmt, Store, Value
 
 
@@ -32,7 +32,7 @@ class Define:
     dims: tuple[str, ...]
 
 
-@records.dataclass(frozen=True)
+@fast_dataclass.dataclass(frozen=True)
 class SumOfDots(Dot):
     """A matrix product of which more axes than one are folded: the sum over `beside` of products over `axis`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.tile.names import Fresh
 from eqfuse.tile.nodes import For, Kernel, Let, Op, Stmt, TileProgram, Value
 from eqfuse.tile.walk import defined

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Literal
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.dtypes import LARGEST
 from eqfuse.tile.passes.draft import Draft, in_kernels

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.tile.check import check
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.passes.division import plain_divisions

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from eqfuse.records import dataclass
+from eqfuse.fast_dataclass import dataclass
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.def_use import Uses
 from eqfuse.tile.dtypes import INTEGERS

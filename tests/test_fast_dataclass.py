@@ -1,4 +1,4 @@
-"""Dataclasses of `eqfuse.records` beside those of the standard library."""
+"""Dataclasses of `eqfuse.fast_dataclass` beside those of the standard library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from eqfuse import records
+from eqfuse import fast_dataclass
 from eqfuse.hashed import Hashed, hash_of
 
 
@@ -67,7 +67,7 @@ def _classes(dataclass: Any) -> list[tuple[type, list[dict[str, Any]]]]:
 PAIRS = [
     (ours, theirs, given)
     for (ours, given), (theirs, _) in zip(
-        _classes(records.dataclass), _classes(dataclasses.dataclass), strict=True
+        _classes(fast_dataclass.dataclass), _classes(dataclasses.dataclass), strict=True
     )
 ]
 
@@ -112,7 +112,7 @@ def test_defaults_are_made_anew_for_each() -> None:
     assert second.b == [] and first != second
 
 
-@records.dataclass(frozen=True)
+@fast_dataclass.dataclass(frozen=True)
 class Pickled:
     a: int
     b: tuple[int, ...] = (1, 2)
