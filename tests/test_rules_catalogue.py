@@ -58,7 +58,7 @@ def check_rule(rule: Rule, *, defined: bool = True) -> None:
     match rule:
         case Rewrite(name, left, right, when, why):
             made = scope.Rule(name, left, right, ", ".join(when), why, None, rule)
-            rules.check(made, defined=defined)
+            rules.check_rule(made, defined=defined)
         case Infer(name, fact):
             for seed in range(3):
                 with np.errstate(all="ignore"):
