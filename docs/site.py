@@ -31,7 +31,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Says only the language of a block of code: a second word is for the tests."""
+    """Says only the language of a block of code: a second word is for the tests. Links out of docs/ lead to pages of the site."""
+    for page, source in PAGES.items():
+        markdown = markdown.replace(f"](../{source})", f"]({page})")
     return re.sub(r"^```(\w+) \w+$", r"```\1", markdown, flags=re.MULTILINE)
 
 
