@@ -104,6 +104,26 @@ SCALED: Mapping[str, tuple[str, dict[str, int]]] = {
         ),
         {"v": 1, "s": -1},
     ),
+    "a scale leaves a product with a factor that grows": (
+        "n[i] = mean[j](abs(z[i,j]))\ny[i] = sum[k](sum[j]((x[i,j] - min[j](x[i,j])) / n[i] * (p[k,j] - mean[j](p[k,j])) * r[k]))",
+        {"r": -1},
+    ),
+    "a given scale leaves a product with one that is reduced": (
+        "y[i] = sum[k](sum[j](z[i,j] * s[i] * (p[k,j] - q[k,j]) / sum[j](abs((p[k,j] - q[k,j])))))",
+        {"p": 0, "q": 0, "s": -1},
+    ),
+    "a given scale leaves a product with a length": (
+        "y[i] = max[k](sum[j](x[i,j] * s[i] * (q[k,j] - min[j](q[k,j])) / N(j)))",
+        {"q": 0, "s": -1},
+    ),
+    "given scales leave a product with a norm": (
+        "n[k] = sqrt(mean[j](sq((q[k,j] - min[j](q[k,j])))))\ny[i] = max[k](sum[j]((z[i,j] * s[i]) * (abs(q[k,j]) / n[k] * c)))",
+        {"s": -1, "c": -1},
+    ),
+    "a vector scales a matrix before another does": (
+        "y[i] = sum[j](v[j] * x[i,j] * v[j])",
+        {"x": -1},
+    ),
 }
 """Programs and the powers of the magnitude that their inputs have, 1 if not told: what `eqfuse bench scales` found."""
 MAGNITUDES = (1e-45, 1e-40, 1e-38, 1e-30, 1e-10, 1.0, 1e10, 1e18, 1e20, 1e30, 3e37, 1e38)

@@ -6,9 +6,9 @@ import pytest
 
 from eqfuse.compiler import derive, pipeline
 from eqfuse.extract.devices import DEVICES
-from eqfuse.loops.contraction import Product, contraction, factors, scaled
+from eqfuse.loops.contraction import Contraction, Product, as_written, contraction, factors, scaled
 from eqfuse.loops.kernel_axes import contractions
-from eqfuse.terms.nodes import Axis, Load, call, free_axes
+from eqfuse.terms.nodes import Axis, Expr, Load, Size, call, free_axes
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.nodes import Dot, Let
 from eqfuse.tile.walk import nested
@@ -69,6 +69,25 @@ def test_factors_go_to_the_side_that_has_their_axes() -> None:
     found = contraction(factors(call("mul", call("mul", b, d), computed)), "k", free_axes, _ordered)
     assert found is not None and found.right.load is b  # stays in its storage dtype
     assert found.left == Product((computed, d))
+
+
+def test_operands_of_a_vector_and_a_matrix_are_what_the_body_multiplies() -> None:
+    x, v, w, n = _load("x", "i", "k"), _load("v", "k"), _load("w", "k"), _load("n", "k")
+    body = call("mul", call("mul", v, x), w)
+    found = _as_written(body)
+    assert {found.left, found.right} == {Product((w,)), Product((call("mul", v, x),))}
+    quotient = call("div", x, n)
+    found = _as_written(call("mul", quotient, Size("j")))  # j / n may be out of range where x / n is not
+    assert found.outside == Product((Size("j"),))
+    assert {found.left, found.right} == {Product((), (n,)), Product((x,))}
+
+
+def _as_written(body: Expr) -> Contraction:
+    plan = contraction(factors(body), "k", free_axes, _ordered)
+    assert plan is not None
+    found = as_written(plan, body, lambda _: None, free_axes)
+    assert found is not None
+    return found
 
 
 def test_each_operand_has_a_scale_that_fits_it() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from eqfuse.fast_dataclass import dataclass
-from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Size, call
 
 AxesOf = Callable[[Expr], frozenset[str]]
 """The axes that the value of an expression depends on."""
@@ -237,8 +237,9 @@ def scaled(plan: Contraction, axes_of: AxesOf, is_rounded: bool) -> Contraction:
 
 def as_written(plan: Contraction, body: Expr, look: Look, axes_of: AxesOf) -> Contraction | None:
     """The plan of a body with operands that multiply and divide in the body's order, by all but constants near 1: what the program
-    keeps in range by a scale stays there. A factor that fits either operand joins one that is computed anyway. Plans with
-    masks are `scaled`. None where one operand would have no position of the axis."""
+    keeps in range by a scale stays there. A factor that fits either operand joins one that is computed anyway; a length that all
+    is multiplied by multiplies the sum. Where the last of several vectors is multiplied, the others join the matrix, as they do in
+    the body. Plans with masks are `scaled`. None where one operand would have no position of the axis."""
     if plan.left_masks or plan.right_masks:
         return scaled(plan, axes_of, False)
     sides: tuple[frozenset[str], ...] = (
@@ -256,6 +257,9 @@ def as_written(plan: Contraction, body: Expr, look: Look, axes_of: AxesOf) -> Co
         return any(axes_of(expr) <= side for side in sides) and not any(
             plan.axis in axes_of(part) <= vector for part in parts
         )
+
+    def is_vector(expr: Expr) -> bool:
+        return plan.axis in axes_of(expr) <= vector
 
     def place(expr: Expr, is_under: bool) -> None:
         nonlocal outside
@@ -280,7 +284,14 @@ def as_written(plan: Contraction, body: Expr, look: Look, axes_of: AxesOf) -> Co
             case _:
                 either.append(made)
 
-    place(body, False)
+    while isinstance(body, Call) and body.fn == "mul" and isinstance(body.args[1], Size):
+        outside, body = outside.times(Product((body.args[1],))), body.args[0]
+    match body:
+        case Call("mul", (rest, last)) if is_vector(last) and any(map(is_vector, factors(rest, look).over)):
+            of_vector = sides.index(vector)
+            found[of_vector], found[1 - of_vector] = Product((last,)), Product((rest,))
+        case _:
+            place(body, False)
     for product in either:
         plain = [n for n in (0, 1) if found[n].load is not None]
         place_of = 1 - plain[0] if len(plain) == 1 else min((0, 1), key=lambda n: len(found[n].parts))

@@ -6,9 +6,10 @@ taken out of a sum
 
 - where what is left is of a higher degree in values that nothing bounds: `x / m`, which is bounded, leaves `x`;
   `exp(a - max a) / s * v` leaves `exp(a - max a) * v`, of the degree that it had;
-- where it grows with something that it did not grow with as much, or faster than every sum of the program;
-- where the factor does not depend on a reduction over the same axis, so that no fusion needs it outside. That saves
-  a multiplication, and is charged unless the sum loses an axis by it (q (k v) for (q k) v) or is a matrix product,
+- where it grows with something that it did not grow with as much, or faster than every sum of the program, or would if what grows
+  were left: `x / max|x| * p * r` without `r / max|x|` is `x p`;
+- where the factor, or one of its own factors, does not depend on a reduction over the same axis, so that no fusion needs it outside.
+  That saves a multiplication, and is charged unless the sum loses an axis by it (q (k v) for (q k) v) or is a matrix product,
   whose operands stay as they are stored.
 
 Products are charged that multiply what a scale was taken out of twice or more often with what the scales are then:
@@ -111,10 +112,9 @@ class Ranges:
     def _is_lossy(self, factor: int, rest: int, left: int, bodies: Sequence[int], axis: str) -> bool:
         if self._degrees[left] > min(self._degrees[body] for body in bodies):
             return True
-        if self._grows(left, bodies):
+        if self._grows(left, bodies) or self._offsets(factor, left):
             return True
-        is_needed = (factor, axis) in self._cascaded and not self._is_power_of_counts(factor)
-        if is_needed or not self.axes(factor) <= self.axes(rest):
+        if self._is_needed(factor, axis) or not self.axes(factor) <= self.axes(rest):
             return False
         return not self._is_matrix_product(left)
 
@@ -170,6 +170,33 @@ class Ranges:
             for of, _ in pairs
         }
         return any(abs(power) > most[of] for of, power in pairs)
+
+    def _is_needed(self, factor: int, axis: str) -> bool:
+        """Whether a fusion needs a factor out of the sum, all of it: it reduces along the axis, and each of its factors does."""
+        if (factor, axis) not in self._cascaded or self._is_power_of_counts(factor):
+            return False
+        parts = (node.args for node in self._graph.classes[factor] if node.head == "Mul")
+        return not any(
+            (part, axis) not in self._cascaded and not self._is_scale(part) for args in parts for part in args
+        )
+
+    def _offsets(self, factor: int, left: int) -> bool:
+        """Whether a factor is a product of a scale and of what grows, so that only both together leave a sum that does not grow:
+        x / max|x| * p * r, without r / max|x|, is x p."""
+        if left not in self._powers:
+            return False
+        grown = self._powers[left].powers
+        return any(
+            abs(power) > max(abs(power + by.get(of, 0.0)), 0.0 if of == ALL else self._summed.get(of, 0.0))
+            for by in self._parts(factor)
+            for of, power in grown.items()
+        )
+
+    def _parts(self, factor: int) -> Iterator[Powers]:
+        """How the factors of a product grow, one at a time."""
+        for node in self._graph.classes[factor]:
+            if node.head == "Mul" and all(arg in self._powers for arg in node.args):
+                yield from (self._powers[arg].powers for arg in node.args)
 
     def power(self, key: int) -> float:
         """How a class grows with what nothing bounds, all at once or one of them, by its absolute value. What is divided by a
