@@ -94,7 +94,7 @@ def _flipped(wanted: Callable[[Role], bool]) -> Mutation:
     """A wait for the other phase: that of a turn as many further on as there are slots."""
 
     def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
-        slots = {ring.name: ring.slots for kernel in program.divided for ring in kernel.rings}
+        slots = {ring.name: ring.slots for kernel in program.specialized for ring in kernel.rings}
 
         def change(stmt: Stmt) -> Iterator[Body]:
             if isinstance(stmt, Wait):
@@ -212,7 +212,10 @@ def _dropped_by_all(kind: type[Stmt]) -> Mutation:
 
     def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
         if any(
-            isinstance(s, kind) for kernel in program.divided for r in kernel.roles for s in nested(r.body)
+            isinstance(s, kind)
+            for kernel in program.specialized
+            for r in kernel.roles
+            for s in nested(r.body)
         ):
             kernels = (
                 replace(kernel, roles=tuple(replace(role, body=without(role.body)) for role in kernel.roles))

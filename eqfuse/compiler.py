@@ -190,9 +190,9 @@ def chosen_now(derived: Derived, asked: Asked) -> Planned:
     ready, roles = chosen, None
     with derived.timings.stage("roles"):
         if asked.device.roles is not None:
-            from eqfuse.specialize_warps import divided
+            from eqfuse.specialize_warps import specialized
 
-            ready, roles = divided(derived, asked, chosen, tile)
+            ready, roles = specialized(derived, asked, chosen, tile)
     return tuple(ready if candidate is chosen else candidate for candidate in found), ready, tile, roles
 
 

@@ -80,8 +80,8 @@ class Derived:
     `collapsed`: which axes of the program that was written were collapsed to those of this one.
     `groups`: the merges of each pass over an axis.
     `nests`, `derivations`, `certificates`: by plan.
-    `divided`: the kernels of a plan in roles, or why there are none.
-    `undivided`: by tile program and kernel, why that kernel has no roles.
+    `specialized`: the kernels of a plan in roles, or why there are none.
+    `unsuited`: by tile program and kernel, why that kernel has no roles.
     """
 
     program: Program
@@ -97,13 +97,13 @@ class Derived:
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
     certificates: dict[Any, Certificate] = field(default_factory=dict)
-    divided: dict[Any, RolesProgram | Unsuited] = field(default_factory=dict, repr=False)
-    undivided: dict[tuple[int, int], tuple[TileProgram, str]] = field(default_factory=dict, repr=False)
+    specialized: dict[Any, RolesProgram | Unsuited] = field(default_factory=dict, repr=False)
+    unsuited: dict[tuple[int, int], tuple[TileProgram, str]] = field(default_factory=dict, repr=False)
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:
-            state = {**self.__dict__, "divided": {}, "undivided": {}}
+            state = {**self.__dict__, "specialized": {}, "unsuited": {}}
             return {n: dict(v) if isinstance(v, dict) else v for n, v in state.items()}
 
     @property

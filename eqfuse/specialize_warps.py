@@ -93,13 +93,13 @@ class _Plan:
         derived, asked, nest, configs = self.derived, self.asked, self.chosen.nest, self.chosen.plan.configs
         others = tuple(config for config, each in zip(configs, roles, strict=True) if each is None)
         key = nest, tuple(roles), others, tuple(sorted(asked.dtypes.items())), asked.device.name
-        if key not in derived.divided:
+        if key not in derived.specialized:
             try:
                 made = in_roles(nest, derived.program, asked.dtypes, asked.device, roles, configs)
-                derived.divided[key] = made
+                derived.specialized[key] = made
             except Unsuited as why:
-                derived.divided[key] = Unsuited(str(why), at_every_size=True)
-        found = derived.divided[key]
+                derived.specialized[key] = Unsuited(str(why), at_every_size=True)
+        found = derived.specialized[key]
         if isinstance(found, Unsuited):
             raise found
         return found
@@ -136,7 +136,7 @@ class _Plan:
 
     def best(self, number: int) -> Choice | str:
         """The roles of a kernel, or why it has none. What roles could not be made of at some sizes is not priced at others."""
-        known, key = self.derived.undivided, (id(self.tile), number)
+        known, key = self.derived.unsuited, (id(self.tile), number)
         if key in known:
             return known[key][1]
         found = None
@@ -162,7 +162,7 @@ class _Plan:
         return found
 
 
-def divided(
+def specialized(
     derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram
 ) -> tuple[Candidate, RolesProgram | None]:
     """The plan with the roles of its kernels, where they are predicted to be faster. The plan says for each kernel which, or why
@@ -174,7 +174,7 @@ def divided(
         (kernel.name, f"Triton: {each}" if isinstance(each, str) else each.code)
         for kernel, each in zip(tile.kernels, found, strict=True)
     ]
-    planned = replace(chosen, plan=chosen.plan.divided(roles, codes))
+    planned = replace(chosen, plan=chosen.plan.with_roles(roles, codes))
     return planned, plan.made(roles) if any(roles) else None
 
 
@@ -190,16 +190,16 @@ def may_have_roles(tile: TileProgram) -> bool:
     return False
 
 
-def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:
+def specialized_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:
     """A compiled shape with the roles that are predicted to be fastest at other sizes, where its GPU is one whose kernels may
     have them: the same object where those are its own."""
     if compiled.device.roles is None or (compiled.roles is None and not may_have_roles(compiled.tile)):
         return compiled
-    if all((id(compiled.tile), number) in derived.undivided for number in range(len(compiled.tile.kernels))):
+    if all((id(compiled.tile), number) in derived.unsuited for number in range(len(compiled.tile.kernels))):
         return compiled
     with derived.timings.stage("roles"):
         plan = _Plan.of(derived, compiled, extents)
-        planned, roles = divided(derived, plan.asked, plan.chosen, compiled.tile)
+        planned, roles = specialized(derived, plan.asked, plan.chosen, compiled.tile)
     if planned.plan.roles == compiled.chosen.plan.roles:
         return compiled
     found = replace(compiled.chosen.plan, roles=planned.plan.roles, code=planned.plan.code)
@@ -227,7 +227,7 @@ def other_roles(
                     for kernel, each in zip(kernels, roles, strict=True)
                 ]
                 codes[number] = codes[number][0], choice.code
-                planned = replace(compiled.chosen, plan=plan.divided(roles, codes))
+                planned = replace(compiled.chosen, plan=plan.with_roles(roles, codes))
                 made = replace(compiled, chosen=planned, roles=at.made(roles))
                 yield choice.seconds + others, number, made
         except Unsuited:

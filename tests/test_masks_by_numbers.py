@@ -267,7 +267,7 @@ def test_roles_walk_such_rows_alone(rows: str) -> None:
     given = _drawn(scale)
     expected = eq.reference(derived.program.source)(**given)
     for form in forms:
-        (kernel,) = form.divided
+        (kernel,) = form.specialized
         rare = [s.axis for s in nested(kernel.roles[1].body) if isinstance(s, For) and s.rare]
         assert rare == ["j_rest", "j_rest", "j_single"]  # is anything seen; rows that see nothing; others
         domain = FloatDomain("float64")

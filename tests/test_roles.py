@@ -349,7 +349,7 @@ def test_tiles_of_the_next_item_are_copied_before_this_one_ends(causal: tuple[De
     """Those that an item reads once have two slots: what fills one waits for the item before the last."""
     derived, compiled = causal
     roles = replace(_roles(derived, compiled, persistent=True), ahead=True)
-    (kernel,) = _divided(derived, compiled, roles).divided
+    (kernel,) = _divided(derived, compiled, roles).specialized
     assert {ring.name: ring.slots for ring in kernel.rings} == {"Q_tile": 2, "K_tiles": 2, "V_tiles": 2}
     assert [ring.looped for ring in kernel.rings] == [False, True, True]
     program = derived.program
@@ -515,7 +515,7 @@ def test_what_is_loaded_behind_a_loop_takes_the_registers_of_its_results() -> No
     """Scales of columns do not keep three consumers from products of bytes: with loads beside the loop they would not fit."""
     derived, compiled, roles = _product(128, 128)
     roles = replace(roles, blocks=sized(roles.blocks, "i", 192, 128, 128), consumers=3, slots=4)
-    (kernel,) = _divided(derived, compiled, roles).divided
+    (kernel,) = _divided(derived, compiled, roles).specialized
     assert needs(kernel, compiled.extents, H200).registers <= held_by(kernel)
     producer, *consumers = kernel.roles
     first = next(n for n, s in enumerate(consumers[0].body) if isinstance(s, For))

@@ -73,7 +73,7 @@ def _divided(latent: tuple[Derived, Compiled], roles: Roles) -> RolesProgram:
 
 
 def _kernel(program: RolesProgram) -> RolesKernel:
-    (kernel,) = program.divided
+    (kernel,) = program.specialized
     return kernel
 
 
@@ -241,7 +241,7 @@ def test_a_product_may_start_from_a_tile_in_a_slot() -> None:
     )
     compiled = compiler.pipeline(derived, {**SIZES, "b": 512}, HALF, H200)
     assert compiled.roles is not None
-    kernel = compiled.roles.divided[-1]
+    kernel = compiled.roles.specialized[-1]
     read = {s.value.name for s in nested(kernel.roles[1].body) if isinstance(s, LoadShared)}
     started = {
         s.accumulator.name for s in nested(kernel.roles[1].body) if isinstance(s, MmaAsync) and s.accumulator

@@ -138,7 +138,7 @@ def test_a_launch_settles_what_sizes_and_signs_say(
     sizes = {"b": 1, "h": 32, "i": 8192, "j": 8192, "d": 128, "e": 128}
     derived, compiled = _pipeline(WORKLOADS["global_prefill"].source, sizes, **halves)
     assert compiled.roles is not None
-    (kernel,) = compiled.roles.divided
+    (kernel,) = compiled.roles.specialized
     late, turns = (stmt.name for stmt in kernel.launch_constants if not stmt.name.endswith("_of"))
     source = compiler.emit_gluon(derived, compiled, "settled")
     module, given = load(source), list[dict[str, object]]()
@@ -196,7 +196,7 @@ def test_a_loop_of_products_inside_of_a_loop_over_their_columns_has_roles(
     derived, compiled = forward
     first, *others = compiled.chosen.plan.roles
     assert first is not None and others == [None] and compiled.roles is not None
-    kernel = compiled.roles.divided[0]
+    kernel = compiled.roles.specialized[0]
     producer, consumer, *_ = kernel.roles
     for role in (producer, consumer):
         outer = [s for s in nested(role.body) if isinstance(s, For) and s.axis == "v"]

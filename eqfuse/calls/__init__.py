@@ -1,2 +1,2 @@
 """From a call to what runs it: sizes and their regions (`regions`, `reuse`), plans (`specialization`), what runs them (`runners`),
-known calls (`known`), ways to run one (`routing`), and calls whose arguments are fixed (`launches`)."""
+cached calls (`call_cache`), ways to run one (`routing`), and calls whose arguments are fixed (`launches`)."""

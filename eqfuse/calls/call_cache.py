@@ -1,4 +1,4 @@
-"""Known calls: what runs calls like one that was checked and has run, with next to nothing between them and the launch."""
+"""The cache of calls: what runs calls like one that was checked and has run, with next to nothing between them and the launch."""
 
 from __future__ import annotations
 

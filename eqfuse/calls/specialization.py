@@ -182,7 +182,7 @@ class Specializations:
                 )
                 if device.kind == "gpu" and id(compiled) not in known:
                     regions.extend(self._ahead(compiled, extents))
-        compiled = self._divided(compiled, extents)
+        compiled = self._specialized(compiled, extents)
         return compiled, self._reused(compiled).shards_at(regions, sizes, self._search(compiled))
 
     def _ahead(self, compiled: Compiled, extents: Mapping[str, int]) -> Mapping[str, int]:
@@ -207,16 +207,16 @@ class Specializations:
                 found |= dict.fromkeys(sorted(axes), far)
         return tuple(found.items())
 
-    def _divided(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
+    def _specialized(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
         """The plan of a region with the roles that are best at these sizes. Roles that are not verified are not taken."""
         if compiled.device.roles is None:
             return compiled
         key = id(compiled), tuple(sorted(sizes.items()))
         if key not in self._roles:
-            from eqfuse.specialize_warps import divided_at
+            from eqfuse.specialize_warps import specialized_at
 
             with uncollected():
-                found = divided_at(self.derived, compiled, sizes)
+                found = specialized_at(self.derived, compiled, sizes)
             known = (
                 c for _, c in self._roles.values() if c.chosen == found.chosen and c.shape == found.shape
             )

@@ -19,7 +19,7 @@ from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.loops.walk import loops_in
 from eqfuse.proof.check import Statement, read_rule
 from eqfuse.proof.congruence import Closure
-from eqfuse.proof.elaborate import known_values, named, over_parts
+from eqfuse.proof.elaborate import merge_values, named, over_parts
 from eqfuse.proof.nodes import inferences
 from eqfuse.proof.notation import Notation
 from eqfuse.proof.record import Recorder
@@ -276,7 +276,7 @@ def nearest(
     closure = Closure(tape)
     claim = group_claim(group, PlanTerms(strict_casts, frozenset()))
     parts = over_parts(axis, ((s.name, s.op, s.body) for s in claim.states))
-    values = known_values(parts).update
+    values = merge_values(parts).update
     shown = {value: name for name, value in values.items()}
     for state in claim.states:
         goal = named(tape.choices[f"update {state.name}"], values)

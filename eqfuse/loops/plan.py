@@ -180,7 +180,7 @@ class Plan:
         found = (group.even for kernel in self.kernels for group in kernel.groups)
         return tuple(dict.fromkeys(axis for even in found if even is not None for axis in even.axes))
 
-    def divided(self, roles: Sequence[Roles | None], codes: Sequence[tuple[str, str]]) -> Plan:
+    def with_roles(self, roles: Sequence[Roles | None], codes: Sequence[tuple[str, str]]) -> Plan:
         """The plan, its kernels divided into roles, as far as there are some. `codes` are the names of the kernels, and what each
         runs."""
         found = tuple(roles) if any(roles) else ()

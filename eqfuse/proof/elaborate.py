@@ -293,19 +293,19 @@ def over_parts(axis: str, states: Iterable[tuple[str, str, Term]]) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class Known:
+class MergeValues:
     """What the names in a merge stand for: in an `update` of what a loop has seen, in a `combine` of two parts."""
 
     update: Mapping[str, Term]
     combine: Mapping[str, Term]
 
 
-def known_values(parts: Mapping[str, Mapping[str, Term]]) -> Known:
+def merge_values(parts: Mapping[str, Mapping[str, Term]]) -> MergeValues:
     """The names of a merge, for the values that `over_parts` gives (see rules/merge.py)."""
     new = {f"{name}_new": value for name, value in parts["AB"].items()}
     left = {f"{name}_a": value for name, value in parts["A"].items()}
     right = {f"{name}_b": value for name, value in parts["B"].items()}
-    return Known({**parts["A"], **new}, {**left, **right, **new})
+    return MergeValues({**parts["A"], **new}, {**left, **right, **new})
 
 
 def free_names(root: Term, values: Mapping[str, Term]) -> frozenset[str]:

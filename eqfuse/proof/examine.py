@@ -15,7 +15,7 @@ from eqfuse.proof.elaborate import (
     AT,
     Circular,
     expanded,
-    known_values,
+    merge_values,
     named,
     normal,
     opened,
@@ -290,7 +290,7 @@ class _Examiner:
             split=group.axis,
         )
         replay = Replay(self.rules, ground)
-        names = known_values(parts)
+        names = merge_values(parts)
         for state in group.states:
             for kind, merged, known, fresh in (
                 ("update", state.update, names.update, ("B",)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from eqfuse.extract.partition import Merges
 from eqfuse.loops.plan import Form, KernelPlan, Plan
 from eqfuse.proof.congruence import Classes, Closure, Unproved
-from eqfuse.proof.elaborate import Known, known_values, named, over_parts, reading
+from eqfuse.proof.elaborate import MergeValues, merge_values, named, over_parts, reading
 from eqfuse.proof.nodes import (
     Chain,
     GroupProof,
@@ -188,10 +188,10 @@ class Tracer:
         tape = self.recorder.tapes[-1]
         closure = Closure(tape)
         self.classes[f"{axis}: {', '.join(s.name for s in claim.states)}"] = closure.classes()
-        known = known_values(over_parts(axis, ((s.name, s.op, s.body) for s in claim.states)))
+        known = merge_values(over_parts(axis, ((s.name, s.op, s.body) for s in claim.states)))
         return replace(claim, states=tuple(self._trace_state(s, known, tape, closure) for s in claim.states))
 
-    def _trace_state(self, state: StateProof, known: Known, tape: Tape, closure: Closure) -> StateProof:
+    def _trace_state(self, state: StateProof, known: MergeValues, tape: Tape, closure: Closure) -> StateProof:
         assert state.update is not None and state.combine is not None
 
         def proved(merged: Merged, purpose: str, values: Mapping[str, Term]) -> Merged:

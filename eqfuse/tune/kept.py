@@ -109,7 +109,7 @@ def read(
             (name, "Triton: as it was timed" if each is None else f"Gluon: {each}")
             for name, each in zip(names, roles, strict=True)
         ]
-        found = replace(found, plan=found.plan.divided(roles, codes))
+        found = replace(found, plan=found.plan.with_roles(roles, codes))
     return Found(found, _seconds(content, "seconds"), _seconds(content, "chosen_seconds"))
 
 

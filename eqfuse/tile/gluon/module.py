@@ -51,9 +51,9 @@ def emit(
     """
     module = _Module(program, source, dtypes, configs, sizes or {}, extents or {}, name)
     kernels = module.kernels()
-    divided, others = module.divided(kernels), module.others(kernels)
+    specialized, others = module.specialized(kernels), module.others(kernels)
     shared = helpers({key for kernel in kernels for key in kernel.helpers}, "@triton.jit")
-    own = helpers({key for kernel in divided for key in kernel.helpers}, "@gluon.jit", OWN)
+    own = helpers({key for kernel in specialized for key in kernel.helpers}, "@gluon.jit", OWN)
     unused = ("index_dtype", "overlaps") if not others else ()
     return "\n".join(
         [
@@ -129,7 +129,7 @@ class _Module(Template[AnyText]):
                 found.append(self._triton.written(kernel, name, facts, waits=bool(found), leads=leads))
         return found
 
-    def divided(self, kernels: Sequence[AnyText]) -> list[KernelText]:
+    def specialized(self, kernels: Sequence[AnyText]) -> list[KernelText]:
         """Those in roles."""
         return [kernel for kernel in kernels if isinstance(kernel, KernelText)]
 
@@ -148,8 +148,8 @@ class _Module(Template[AnyText]):
         return self._docstring("Gluon kernels for Hopper GPUs", "Roles", roles)
 
     def tables(self, kernels: Sequence[AnyText]) -> list[str]:
-        divided = self.divided(kernels)
-        copied = dict.fromkeys(d.tensor for k in divided for d in k.parameters.descriptors.values())
+        specialized = self.specialized(kernels)
+        copied = dict.fromkeys(d.tensor for k in specialized for d in k.parameters.descriptors.values())
         lines = [*self._tensors(), "", "# Tensors that the copy engine reads or writes."]
         lines.append(f"COPIED = {tuple_text([repr(name) for name in copied])}".replace("'", '"'))
         lines += [
@@ -178,17 +178,21 @@ class _Module(Template[AnyText]):
         )
         lines += ["", *self._kinds(kernels)]
         lines += ["", "# Registers of a thread when a block starts, before roles share them out."]
-        lines.append(table("REGISTERS", {k.name: str(START_REGISTERS[k.kernel.consumers]) for k in divided}))
+        lines.append(
+            table("REGISTERS", {k.name: str(START_REGISTERS[k.kernel.consumers]) for k in specialized})
+        )
         lines += [
             "",
             "# Conditions that a launch knows: of sizes, and of numbers. Each value of one is a binary.",
         ]
         lines += nested_tuples(
-            "SETTLED", {k.name: dict.fromkeys(k.parameters.known.values()) for k in divided}
+            "SETTLED", {k.name: dict.fromkeys(k.parameters.known.values()) for k in specialized}
         )
-        lines += nested_tuples("SIGNS", {k.name: dict.fromkeys(k.parameters.signs.values()) for k in divided})
+        lines += nested_tuples(
+            "SIGNS", {k.name: dict.fromkeys(k.parameters.signs.values()) for k in specialized}
+        )
         lines += ["", "# Dtype and sizes of the tiles that descriptors are of."]
-        lines += nested("TILES", {k.name: self._tiles(k) for k in divided})
+        lines += nested("TILES", {k.name: self._tiles(k) for k in specialized})
         return lines
 
     def _ends(self, copied: Iterable[str]) -> list[str]:

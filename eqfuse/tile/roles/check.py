@@ -12,7 +12,7 @@ from eqfuse.tile.walk import defined, defined_by, nested, operands
 
 def check(program: warp.RolesProgram) -> None:
     """Raises TileError where the program does not hold together."""
-    for kernel in program.divided:
+    for kernel in program.specialized:
         _check_kernel(kernel)
 
 

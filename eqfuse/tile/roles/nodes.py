@@ -300,6 +300,6 @@ class RolesProgram(Listed):
     passes: tuple[str, ...] = ()
 
     @property
-    def divided(self) -> tuple[RolesKernel, ...]:
+    def specialized(self) -> tuple[RolesKernel, ...]:
         """The kernels that have roles."""
         return tuple(kernel for kernel in self.kernels if isinstance(kernel, RolesKernel))

@@ -20,7 +20,7 @@ from eqfuse.verify.field.array import (
     square_of,
     terms_of,
 )
-from eqfuse.verify.field.exponent_sums import Known, Split
+from eqfuse.verify.field.exponent_sums import KnownPart, Split
 from eqfuse.verify.field.modular import Reals, inverse
 from eqfuse.verify.field.state import FieldState
 
@@ -124,7 +124,7 @@ class Arithmetic(FieldState):
             one, by = differences[0]
             assert one.split is not None
             if by.p is not None and (p is not None or by.formal):
-                factor = by.p if by.q is None else Known(by.p, by.q)
+                factor = by.p if by.q is None else KnownPart(by.p, by.q)
                 scaled = one.split.scaled(factor, self.p, self.q)
                 result.split = scaled and scaled.spread(shadow.shape)
         return result

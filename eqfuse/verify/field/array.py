@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.verify.field.exponent_sums import Known, Split
+from eqfuse.verify.field.exponent_sums import KnownPart, Split
 from eqfuse.verify.field.modular import Reals, Residues, Truths
 
 UNDEFINED, TWISTED, SIGNED, POLE, OPEN = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8), np.uint8(16)
@@ -182,7 +182,7 @@ def joined_marks(*marks: Marks | None, shape: tuple[int, ...] | None = None) -> 
 def terms_of(x: FieldArray) -> Split | None:
     """What the exponential of `x` is the product of; None where nothing is known."""
     if x.q is not None:
-        return Split(Known(x.p, x.q), (), ())
+        return Split(KnownPart(x.p, x.q), (), ())
     return x.split or whole_term(x)
 
 

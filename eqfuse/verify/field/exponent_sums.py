@@ -15,7 +15,7 @@ MOST = 6
 """Terms that are kept apart; a longer sum is one value."""
 
 
-class Known(NamedTuple):
+class KnownPart(NamedTuple):
     """The part of a sum that has a residue modulo q, and modulo p unless a logarithm is in it."""
 
     p: Residues | None
@@ -30,7 +30,7 @@ class Split:
     where a factor without that residue multiplies it.
     """
 
-    known: Known | None
+    known: KnownPart | None
     plus: tuple[Residues, ...]
     minus: tuple[Residues, ...]
 
@@ -42,7 +42,7 @@ class Split:
         """The same change of every component."""
         known = self.known
         if known is not None:
-            known = Known(None if known.p is None else change(known.p), change(known.q))
+            known = KnownPart(None if known.p is None else change(known.p), change(known.q))
         return Split(known, tuple(map(change, self.plus)), tuple(map(change, self.minus)))
 
     def spread(self, shape: tuple[int, ...]) -> Split:
@@ -51,7 +51,7 @@ class Split:
     def negated(self, p: int, q: int) -> Split:
         known = self.known
         if known is not None:
-            known = Known(None if known.p is None else -known.p % p, -known.q % q)
+            known = KnownPart(None if known.p is None else -known.p % p, -known.q % q)
         return Split(known, self.minus, self.plus)
 
     def added(self, other: Split, p: int, q: int) -> Split | None:
@@ -63,20 +63,20 @@ class Split:
         if self.known is not None and other.known is not None:
             (left, one), (right, two) = self.known, other.known
             total = None if left is None or right is None else (left + right) % p
-            known = Known(total, (one + two) % q)
+            known = KnownPart(total, (one + two) % q)
         return Split(known, plus, minus)
 
-    def scaled(self, factor: Known | Residues, p: int, q: int) -> Split | None:
+    def scaled(self, factor: KnownPart | Residues, p: int, q: int) -> Split | None:
         """The product with a factor, term by term; None where a term has no residue that is needed."""
-        by = factor.p if isinstance(factor, Known) else factor
+        by = factor.p if isinstance(factor, KnownPart) else factor
         if by is None:
             return None
         plus, minus = ([part * by % p for part in parts] for parts in (self.plus, self.minus))
         if self.known is None:
             return Split(None, tuple(plus), tuple(minus))
         product = None if self.known.p is None else self.known.p * by % p
-        if isinstance(factor, Known):
-            return Split(Known(product, self.known.q * factor.q % q), tuple(plus), tuple(minus))
+        if isinstance(factor, KnownPart):
+            return Split(KnownPart(product, self.known.q * factor.q % q), tuple(plus), tuple(minus))
         return None if product is None else Split(None, (product, *plus), tuple(minus))
 
 
@@ -92,9 +92,9 @@ def chosen(condition: Truths, left: Split, right: Split) -> Split:
 
     known = None
     if left.known is not None or right.known is not None:
-        first, second = left.known or Known(zero, zero), right.known or Known(zero, zero)
+        first, second = left.known or KnownPart(zero, zero), right.known or KnownPart(zero, zero)
         lost = first.p is None or second.p is None
-        known = Known(None if lost else choose(first.p, second.p), choose(first.q, second.q))
+        known = KnownPart(None if lost else choose(first.p, second.p), choose(first.q, second.q))
     return Split(known, pairs(left.plus, right.plus), pairs(left.minus, right.minus))
 
 
