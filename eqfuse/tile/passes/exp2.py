@@ -11,6 +11,9 @@ and what another kernel has made of that and stored, a maximum as a rule: `x - m
 what is stored nor what is subtracted is kept multiplied, for a product and its inverse are rounded. The same holds where a
 number such as -1e30, by which a program masks, meets what is loaded: the maximum of a row that is masked wholly is that
 number, and a compiler may round the product of the one and not that of the other, as it fuses it with the difference.
+
+An input that is added to scores, or chosen in their place, may be such a mask too: its numbers are not known here, and the least
+float32 would be -inf once it is multiplied, and so the maximum of a row of it. The difference with the maximum is multiplied there.
 """
 
 from __future__ import annotations
@@ -111,6 +114,15 @@ def scalar_factor(op: ir.Op) -> int | None:
             return 1
         case _:
             return None
+
+
+def _factor(op: ir.Op | None) -> tuple[ir.Value, ...]:
+    """The scalar of a product with one, which takes the constant if the product is multiplied."""
+    match op:
+        case ir.Elementwise("mul", args) if (place := scalar_factor(op)) is not None:
+            return (args[place],)
+        case _:
+            return ()
 
 
 def scaled_operands(op: ir.Op) -> tuple[ir.Value, ...]:
@@ -260,7 +272,7 @@ def log2_scaled(kernel: ir.Kernel, exact: frozenset[str] = frozenset()) -> froze
     found: set[str] = set()
     kept = _kept_exact(kernel, exact) | great
     for group in flow.groups():
-        if group & kept or flow.meets_loaded(group):
+        if group & kept or flow.meets_loaded(group) or flow.adds_inputs(group):
             continue
         removed = sum(_elements(arg) for arg in flow.exponents if arg.name in group)
         added = sum(_elements(flow.values[name]) for name in group if flow.costs(name, group))
@@ -298,7 +310,9 @@ def _made_of_great_numbers(kernel: ir.Kernel) -> set[str]:
         match stmt:
             case ir.Let(value, ir.Constant(number) | ir.Fill(number)) if _MOST < abs(number) < math.inf:
                 great.add(value.name)
-            case ir.Let(value, op) if any(part.name in great for part in scaled_operands(op)):
+            case ir.Let(value, op) if any(
+                part.name in great for part in (*scaled_operands(op), *_factor(op))
+            ):
                 found.add(value.name)
             case ir.For(carried=items):
                 found |= {item.value.name for item in items if item.init.name in great}
@@ -385,11 +399,32 @@ class _Flow:
 
     def meets_loaded(self, group: frozenset[str]) -> bool:
         """Whether what is multiplied is made of tiles that are loaded and of numbers whose product would be coarse."""
-        parts = (part.name for name in group for part in self._sources(name))
+        parts = (part.name for name in group for part in (*self._sources(name), *_factor(self.ops.get(name))))
         return any(isinstance(self.ops.get(name), ir.LoadTile) for name in group) and any(
             isinstance(op, ir.Constant | ir.Fill) and _COARSE < abs(op.number) < math.inf
             for op in map(self.ops.get, parts)
         )
+
+    def adds_inputs(self, group: frozenset[str]) -> bool:
+        """Whether what is multiplied has an input as a summand, or as a choice, before it is an exponent. In the sum that an
+        exponent is, an infinity does no harm: nothing is subtracted from it."""
+        sums = group - {arg.name for arg in self.exponents}
+        return any(
+            isinstance(op, ir.Elementwise)
+            and op.fn in ("add", "sub", "where")
+            and any(self._is_input(arg) for arg in scaled_operands(op))
+            for op in map(self.ops.get, sums)
+        )
+
+    def _is_input(self, value: ir.Value) -> bool:
+        """Whether a value is loaded or an argument, in another shape or dtype or with another sign too."""
+        match self.ops.get(value.name):
+            case ir.LoadTile() | ir.Argument():
+                return True
+            case ir.Align(source) | ir.Cast(source) | ir.Elementwise("neg" | "finite", (source,)):
+                return self._is_input(source)
+            case _:
+                return False
 
     def costs(self, name: str, group: frozenset[str]) -> bool:
         """Whether keeping the value multiplied takes a multiplication: to make it, or to undo it for a reader."""
