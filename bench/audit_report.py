@@ -256,7 +256,7 @@ def _without_words(data: Data) -> None:
 
 
 def _of_many_digits(data: Data) -> Iterator[Data | str]:
-    yield json.dumps(data).replace('"version": 1', '"version": ' + "9" * 6000)
+    yield json.dumps(data).replace('"version": 2', '"version": ' + "9" * 6000)
 
 
 TAMPERINGS: tuple[tuple[str, str, Edits], ...] = (

@@ -7,6 +7,7 @@ another one made is no hit, unless none is installed here. What is read is check
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +20,9 @@ from typing import Any, TypeVar
 
 from eqfuse import debug, limits
 from eqfuse.cache import entries, files, sources
-from eqfuse.cache.codec import Codec, Malformed, Uncodable
 from eqfuse.cache.entries import Key
 from eqfuse.cache.files import Unfit, searched, write_whole
+from eqfuse.codec import Codec, Malformed, Uncodable
 from eqfuse.environment import installed
 from eqfuse.extract.candidates import Candidate
 from eqfuse.fast_dataclass import dataclass
@@ -175,20 +176,22 @@ _LOOPS = (
 )
 _MERGES = (merge.Combine, merge.Finish, merge.Group, merge.Merge, merge.Obstacle, merge.Part, merge.State)
 CODEC = Codec(
-    (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
-    + (
-        Candidate,
-        CollapsedAxes,
-        plans.Cost,
-        plans.GroupPlan,
-        plans.KernelConfig,
-        plans.KernelPlan,
-        plans.Plan,
-        plans.Range,
-        plans.Term,
-    )
-    + (Block, Roles, Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport)
-    + (Rewriting, Merging, Planning, Reaching, Pricing, Differentiating, Certifying)
+    {
+        "rows": (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
+        + (
+            Candidate,
+            CollapsedAxes,
+            plans.Cost,
+            plans.GroupPlan,
+            plans.KernelConfig,
+            plans.KernelPlan,
+            plans.Plan,
+            plans.Range,
+            plans.Term,
+        )
+        + (Block, Roles, Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport)
+        + (Rewriting, Merging, Planning, Reaching, Pricing, Differentiating, Certifying)
+    }
 )
 
 
@@ -283,13 +286,14 @@ def decoded(kind: str, content: Mapping[str, Any]) -> tuple[Subject, Any]:
     if {name: part for name, part in key.items() if name != "subject"} != _made_here():
         raise Unfit("another version of eqfuse or Python made it")
     try:
-        return CODEC.decode(key.get("subject"), KINDS[kind][0]), value
-    except Malformed as why:
+        return CODEC.decode(json.loads(key["subject"]), KINDS[kind][0]), value
+    except (Malformed, KeyError, TypeError, ValueError, RecursionError) as why:
         raise Unfit(f"its key cannot be read: {why}") from None
 
 
 def _key(subject: Subject) -> Key:
-    return {**_made_here(), "subject": CODEC.encode(subject)}
+    """The subject is a text: keys are compared with the names in their objects sorted, and mappings have an order."""
+    return {**_made_here(), "subject": json.dumps(CODEC.encode(subject))}
 
 
 def _made_here() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from eqfuse.cache.codec import Codec, Malformed, Uncodable
+from eqfuse.codec import Codec, Malformed, Uncodable
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, Size
 
 
@@ -28,8 +28,8 @@ class Tree:
     names: frozenset[str] = frozenset()
 
 
-CODEC = Codec([Leaf, Tree])
-EXPRS = Codec([Axis, Call, Const, Load, Local, Reduce, Scalar, Size])
+CODEC = Codec({"rows": [Leaf, Tree]})
+EXPRS = Codec({"rows": [Axis, Call, Const, Load, Local, Reduce, Scalar, Size]})
 
 TREE = Tree(Leaf(1.5, ("x", "y")), (3, True), "a", {"j": 2, "i": 1}, frozenset({"q", "p"}))
 
@@ -105,28 +105,106 @@ TEXT = CODEC.encode(TREE)
         None,
         [],
         {},
-        {"rows": [], "root": {"node": 0}},
-        {"rows": [["Leaf", 1.0, []]], "root": {"node": True}},
-        {"rows": [["Leaf", 1.0, []]], "root": {"node": -1}},
-        {"rows": [["Leaf", 1.0]], "root": {"node": 0}},
-        {"rows": [["Leaf", "1", []]], "root": {"node": 0}},
-        {"rows": [["Leaf", True, []]], "root": {"node": 0}},
-        {"rows": [["Leaf", 1.0, [1]]], "root": {"node": 0}},
-        {"rows": [["Leaf", 1.0, "xy"]], "root": {"node": 0}},
-        {"rows": [["Tree", {"node": 0}, [1, True], "a", {"map": []}, {"set": []}]], "root": {"node": 0}},
-        {"rows": [["Tree", None, [1], "a", {"map": []}, {"set": []}]], "root": {"node": 0}},
-        {"rows": [["Tree", None, [1, 1], "a", {"map": []}, {"set": []}]], "root": {"node": 0}},
-        {"rows": [["Tree", None, [1, True], "c", {"map": []}, {"set": []}]], "root": {"node": 0}},
-        {"rows": [["Tree", None, [1, True], "a", {"map": [["i"]]}, {"set": []}]], "root": {"node": 0}},
-        {"rows": [["Tree", None, [1, True], "a", {"map": [[[], 1]]}, {"set": []}]], "root": {"node": 0}},
-        {"rows": [["Tree", None, [1, True], "a", {"map": [["i", 1.5]]}, {"set": []}]], "root": {"node": 0}},
-        {"rows": [["Tree", None, [1, True], "a", {"map": []}, {"set": [1]}]], "root": {"node": 0}},
-        {"rows": [["Popen", "true"]], "root": {"node": 0}},
+        {"rows": [], "root": 0},
+        {"rows": [["Leaf", 1.0, []]], "root": True},
+        {"rows": [["Leaf", 1.0, []]], "root": -1},
+        {"rows": [["Leaf", 1.0]], "root": 0},
+        {"rows": [["Leaf", "1", []]], "root": 0},
+        {"rows": [["Leaf", True, []]], "root": 0},
+        {"rows": [["Leaf", 1.0, [1]]], "root": 0},
+        {"rows": [["Leaf", 1.0, "xy"]], "root": 0},
+        {"rows": [["Tree", 0, [1, True], "a", {}, []]], "root": 0},
+        {"rows": [["Tree", None, [1], "a", {}, []]], "root": 0},
+        {"rows": [["Tree", None, [1, 1], "a", {}, []]], "root": 0},
+        {"rows": [["Tree", None, [1, True], "c", {}, []]], "root": 0},
+        {"rows": [["Tree", None, [1, True], "a", [["i", 1]], []]], "root": 0},
+        {"rows": [["Tree", None, [1, True], "a", [[[], 1]], []]], "root": 0},
+        {"rows": [["Tree", None, [1, True], "a", {"i": 1.5}, []]], "root": 0},
+        {"rows": [["Tree", None, [1, True], "a", {}, [1]]], "root": 0},
+        {"rows": [["Popen", "true"]], "root": 0},
         {"rows": ["Leaf"], "root": None},
-        {**TEXT, "root": {"node": 0, "map": []}},
-        {**TEXT, "root": {"node": 0}},  # a Leaf
+        {**TEXT, "more": []},
+        {**TEXT, "root": 0},  # a Leaf
     ],
 )
 def test_what_no_value_has_is_refused(text: object) -> None:
     with pytest.raises(Malformed):
         CODEC.decode(text, Tree)
+
+
+@dataclass(frozen=True)
+class Word:
+    text: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    first: Word
+    second: Word | str
+
+
+@dataclass(frozen=True)
+class Named:
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+@dataclass(frozen=True)
+class Page:
+    title: Word
+    parts: tuple[Named | Nothing, ...]
+
+
+def word(text: str) -> Word:
+    if not text:
+        raise Malformed("a word is empty")
+    return Word(text)
+
+
+PAGES = Codec({"words": (Word,)}, objects=(Page, Named, Nothing), lists=(Pair,), make={Word: word})
+PAGE = Page(Word("a"), (Named((Pair(Word("a"), "a"), Pair(Word("b"), Word("a")))), Nothing()))
+PAGE_TEXT = {
+    "root": {"title": 0, "parts": [{"pairs": [[0, "a"], [1, 0]]}, {}]},
+    "words": [["a"], ["b"]],
+}
+
+
+def test_what_has_no_table_stands_where_it_is_read() -> None:
+    assert PAGES.encode(PAGE) == PAGE_TEXT
+    assert PAGES.opened(PAGE_TEXT, Page) == (PAGE, ())
+    assert PAGES.opened(PAGE_TEXT | {"words": [["a"], ["b"], ["c"]]}, Page) == (PAGE, ("words[2]",))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"words": [["a"], [""]]}, "words[1]: a word is empty"),
+        ({"words": [["a"], [1]]}, "words[1].text: a text was expected, not 1"),
+        ({"words": [["a"], []]}, "words[1]: a list of 1 was expected, not of 0"),
+        ({"words": [["a"]]}, "parts[0].pairs[1].first: 1 is none of the words before it"),
+        ({"words": {}}, "words: a list was expected"),
+        ({"root": {"title": 0}}, "the text: there is no 'parts'"),
+        ({"root": {"title": 0, "parts": [], "more": 1}}, "the text: 'more' means nothing"),
+        ({"root": {"title": 0, "parts": [{"pairs": [[0]]}]}}, "parts[0].pairs[0]: a list of 2 was expected"),
+    ],
+)
+def test_what_is_malformed_is_refused_with_its_place(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(Malformed) as refused:
+        PAGES.decode(PAGE_TEXT | changed, Page)
+    assert str(refused.value).startswith(says)
+
+
+def test_a_number_that_might_be_a_row_or_none_is_no_field() -> None:
+    with pytest.raises(TypeError, match="row or none"):
+        PAGES.decode({"root": 0, "words": [["a"]]}, Word | int)
+    with pytest.raises(TypeError, match="any of the tables"):
+        PAGES.decode({"root": 0, "words": [["a"]]}, object)
+
+
+def test_a_key_that_is_no_text_has_no_text() -> None:
+    with pytest.raises(Uncodable, match="a key"):
+        CODEC.encode({1: 2})

@@ -205,22 +205,29 @@ def data(name: str = "softmax") -> dict[str, Any]:
 MALFORMED: dict[str, tuple[Any, str]] = {
     "empty": ("", "not JSON"),
     "not an object": ([], "an object was expected"),
-    "another format": ({"format": "x", "version": 1}, "not version 1"),
-    "another version": (data() | {"version": 2}, "not version 1"),
+    "another format": ({"format": "x", "version": 2}, "this is the format 'x', not version 2"),
+    "an older version": (data() | {"version": 1}, "this is version 1 of"),
+    "a newer version": (data() | {"version": 3}, "not version 2"),
     "no outputs": ({k: v for k, v in data().items() if k != "outputs"}, "there is no 'outputs'"),
-    "a term that is none": (data() | {"terms": [["Num", "1"]]}, "term 1"),
-    "a later term": (data() | {"terms": [["Neg", [], [0]]]}, "no term before it"),
+    "a term that is none": (
+        data() | {"terms": [["Num", "1"]]},
+        "terms[0]: a list of 3 was expected, not of 2",
+    ),
+    "a later term": (
+        data() | {"terms": [["Neg", [], [0]]]},
+        "terms[0].args[0]: 0 is none of the terms before it",
+    ),
     "a later inference": (
-        data() | {"inferences": [["split-max", {}, [["equal", [[0, True, [], 0, 0]]]]]]},
-        "condition 1, inference 1: 0 is no inference before it",
+        data() | {"inferences": [["split-max", {}, [{"chain": [[0, True, [], 0, 0]]}]]]},
+        "inferences[0].premises[0].chain[0].inference: 0 is none of the inferences before it",
     ),
     "a strange condition": (
-        data() | {"inferences": [["split-max", {}, [["since"]]]]},
-        "no proof of a condition",
+        data() | {"inferences": [["split-max", {}, [{"since": 1}]]]},
+        "inferences[0].premises[0]: there is no 'fact'",
     ),
     "a position of text": (
         data() | {"outputs": [{"name": "y", "axes": [], "definition": 0, "steps": [[0, True, ["x"], 0, 0]]}]},
-        "step 1, output y",
+        "outputs[0].steps[0].position[0]: an integer was expected",
     ),
     "a direction that is none": (
         data() | {"outputs": [{"name": "y", "axes": [], "definition": 0, "steps": [[0, 1, [], 0, 0]]}]},
@@ -228,7 +235,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     ),
     "a source of numbers": (
         data() | {"program": {"source": 1, "scalars": {}, "strict_casts": False}},
-        "the program: a text",
+        "program.source: a text",
     ),
 }
 
@@ -268,7 +275,7 @@ def test_names_that_are_none_are_refused(head: str, text: str) -> None:
     for row in changed["terms"]:
         if row[0] == "Leaf":
             row[:2] = head, [text]
-    with pytest.raises(eq.EqfuseError, match="the derivation is malformed: term 1: "):
+    with pytest.raises(eq.EqfuseError, match=r"the derivation is malformed: terms\[0\]: "):
         eq.Derivation.from_json(json.dumps(changed)).check()
 
 

@@ -83,7 +83,8 @@ def test_another_index_in_a_leaf_is_refused(new: str) -> None:
 def test_another_index_in_what_is_run_is_refused() -> None:
     data = json.loads(kernel("table").derivation.to_json())
     terms = data["terms"]
-    position, leaf = terms.index(["Local", ["argmax_k_x"], []]), terms.index(["Leaf", ["x"], []])
+    position = terms.index(["Local", ["argmax_k_x"], []])
+    leaf = next(number for number, row in enumerate(terms) if row[0] == "Leaf")
     (load,) = (row for row in terms if row[:2] == ["Apply1", ["L[]"]] and row[2] == [position])
     load[2] = [leaf]
     verdict = eq.Derivation.from_json(json.dumps(data)).check()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
+from random import Random
 from typing import Any
 
 import pytest
@@ -40,10 +43,9 @@ def chains(data: Data) -> Iterator[list[Any]]:
                 yield from (m["steps"] for m in (state["update"], state["combine"]) if m)
     for _, _, premises in data["inferences"]:
         for premise in premises:
-            if premise[0] == "equal":
-                yield premise[1]
-            elif premise[0] == "holds":
-                yield from premise[4]
+            if "chain" in premise:
+                yield premise["chain"]
+            yield from premise.get("moves", ())
 
 
 def drop_step(data: Data, draw: Draw) -> None:
@@ -222,7 +224,7 @@ def test_factors_of_what_is_run_in_another_order_are_refused() -> None:
 def test_rows_that_nothing_refers_to_and_rows_that_are_there_twice_are_refused() -> None:
     data = json.loads(text("softmax"))
     data["terms"].append(["Leaf", ["unread"], []])
-    assert f"nothing in it refers to term {len(data['terms']) - 1}" in verdict_of(data).why
+    assert f"nothing in it refers to terms[{len(data['terms']) - 1}]" in verdict_of(data).why
     data = json.loads(text("softmax"))
     data["inferences"].append(data["inferences"][0])
     with pytest.raises(eq.EqfuseError, match="is there twice"):
@@ -260,8 +262,8 @@ def test_what_stands_beside_the_steps_is_checked() -> None:
     [
         lambda good: good.replace('"gaps":[]', '"gaps":[],"gaps":[]'),
         lambda good: good.replace('"gaps":[]', '"gaps":[],"more":1'),
-        lambda good: good.replace('"version":1', '"version":true'),
-        lambda good: good.replace('"version":1', '"version":' + "9" * 6000),
+        lambda good: good.replace('"version":2', '"version":true'),
+        lambda good: good.replace('"version":2', '"version":' + "9" * 6000),
         lambda good: "[" * 100_000,
         lambda good: '{"format":' * 100_000,
         lambda good: good.replace('"gaps":[]', '"gaps":' + "[" * 20_000 + "]" * 20_000),
@@ -273,6 +275,61 @@ def test_what_stands_beside_the_steps_is_checked() -> None:
 def test_text_that_is_no_derivation_raises_an_error_of_eqfuse(broken: Callable[[str], str]) -> None:
     with pytest.raises(eq.EqfuseError):
         eq.Derivation.from_json(broken(text("softmax")))
+
+
+JUNK = (
+    None,
+    True,
+    -1,
+    2**70,
+    1.5,
+    math.nan,
+    "",
+    "x[",
+    "\ud800",
+    "Num",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    [0, True, [], 0, 0],
+)
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value that is inside another."""
+    parts = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    for key, part in parts:
+        yield (*place, key)
+        yield from places(part, (*place, key))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_damaged_text_is_refused_by_an_error_of_eqfuse_or_by_the_checker(name: str) -> None:
+    """A value anywhere becomes another one, or is left out, or the text is cut there."""
+    good, random = text(name), Random(0)
+    ways = list(places(json.loads(good)))
+    for number in range(150):
+        data = json.loads(good)
+        *above, last = random.choice(ways)
+        holder = reduce(getitem, above, data)
+        if random.random() < 0.7:
+            holder[last] = random.choice(JUNK)
+        else:
+            del holder[last]
+        damaged = good[: random.randrange(len(good))] if number % 5 == 0 else json.dumps(data)
+        try:
+            again = eq.Derivation.from_json(damaged)
+        except eq.EqfuseError:
+            continue
+        assert not again.check() or again.to_json() == good, damaged
+
+
+def test_a_file_of_an_older_version_is_refused_as_one() -> None:
+    with pytest.raises(
+        eq.EqfuseError, match="this is version 1 of the format 'eqfuse derivation', not version 2"
+    ):
+        eq.Derivation.from_json(text("softmax").replace('"version":2', '"version":1'))
 
 
 @pytest.mark.parametrize("head", ["Leaf", "Red", "Cast", "Apply1", "Num", "Local"])

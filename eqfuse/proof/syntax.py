@@ -13,6 +13,7 @@ A pattern is a term with variables: `Var name` stands for a term, a word that st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -22,16 +23,17 @@ Position = tuple[int, ...]
 """The way from a term to one of its subterms: which argument, at each step."""
 
 
+@dataclass(eq=False, repr=False)
 class Term:
     """One node of plain syntax. Make terms with `term`."""
 
     __slots__ = ("__weakref__", "args", "head", "words")
+    head: str
+    words: tuple[str, ...]
+    args: tuple[Term, ...]
     pool: ClassVar[WeakValueDictionary[tuple[str, tuple[str, ...], tuple[Term, ...]], Term]] = (
         WeakValueDictionary()
     )
-
-    def __init__(self, head: str, words: tuple[str, ...], args: tuple[Term, ...]) -> None:
-        self.head, self.words, self.args = head, words, args
 
     def __reduce__(self) -> tuple[Any, ...]:
         return term, (self.head, self.words, self.args)
