@@ -78,6 +78,17 @@ def test_every_room_has_an_example() -> None:
     assert all(COMMAND.search(part) and DIFF.search(part) for part in SECTION.split("\n### ")[1:])
 
 
+def test_every_block_finds_its_place(tmp_path: Path) -> None:
+    for name, diff in DIFF.findall(SECTION):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).exists() and not (tmp_path / name).exists():
+            shutil.copy(ROOT / name, tmp_path / name)
+        apply(tmp_path, name, diff)
+        compile((tmp_path / name).read_text(encoding="utf-8"), name, "exec")
+    with pytest.raises(AssertionError, match="0 times"):
+        apply(tmp_path, "eqfuse/terms/functions.py", " _NO_ROWS = (\n+    1,\n")
+
+
 @pytest.mark.slow
 def test_the_tests_of_the_examples_pass(changed: Path) -> None:
     commands = COMMAND.findall(SECTION)
