@@ -559,6 +559,8 @@ LOG_SUMS = {
     "a mask": (f"{SCORES} * s", "where(j <= i + 20, S[i,j], -inf)"),
     "a capped factor": (f"{SCORES} * s", "4 * tanh(S[i,j] / 4)"),
 }
+PLAIN = ("a difference with rows", "a sum of rows and columns")
+"""Of which an input is a term: times log2 e it may overflow, so that it is kept to the base e."""
 
 
 @pytest.mark.parametrize("name", LOG_SUMS)
@@ -574,7 +576,7 @@ def test_exponents_kept_as_powers_of_two_are_read_plain_elsewhere(name: str, pre
     expected = eq.reference(text)(s=1.7, **wide)
     for found, exact in zip(kernel(s=1.7, **used), expected, strict=True):
         torch.testing.assert_close(found.double(), torch.as_tensor(exact), rtol=2e-6, atol=2e-6)
-    assert "exp2(" in CpuProgram(kernel.compiled.tile, kernel.derived.program).text
+    assert ("exp2(" in CpuProgram(kernel.compiled.tile, kernel.derived.program).text) == (name not in PLAIN)
 
 
 def test_a_scalar_that_several_loops_carry_on_is_kept_plain_and_multiplied() -> None:
