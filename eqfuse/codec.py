@@ -253,13 +253,13 @@ def _either(codec: Codec, hints: tuple[Hint, ...]) -> Read:
     reads = [codec.reads(each) for each in hints]
 
     def read(value: Any, rows: Rows, used: Used) -> Any:
-        why: list[Malformed] = []
+        why: list[tuple[str, str]] = []  # errors themselves would hold this frame, and all that call it
         for each in reads:
             try:
                 return each(value, rows, used)
             except Malformed as error:
-                why.append(error)
-        raise max(why, key=lambda error: len(error.place))
+                why.append((error.why, error.place))
+        raise Malformed(*max(why, key=lambda found: len(found[1])))
 
     return read
 
