@@ -242,15 +242,12 @@ def _kernel(options: argparse.Namespace) -> tuple[eq.Kernel, dict[str, int]]:
     axes = compiler.nominal_extents(program)
     given = _sizes(options)
     sizes = {**_numbers(_noted(source, "sizes"), "--size"), **given}
-    # a plan has no sizes of dimensions that are read at computed positions alone, which files may note too
-    known = {axis for tensor in program.tensors for axis in tensor.axes}
-    wanted = {axis for axis in sizes if axis in axes or (axis in given and axis not in known)}
     kernel = eq.compile(
         source,
         scalars=constants,
         target=options.target,
         prefer=options.prefer,
-        sizes={axis: int(size) for axis, size in sizes.items() if axis in wanted},
+        sizes={axis: int(size) for axis, size in sizes.items() if axis in axes or axis in given},
     )
     return kernel, {axis: int(size) for axis, size in sizes.items()}
 

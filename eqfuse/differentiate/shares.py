@@ -61,6 +61,10 @@ class Shares:
     by_name: dict[str, Step]
     made: dict[Expr, Step] = field(default_factory=dict)
     bounded: dict[tuple[Expr, Expr], None] = field(default_factory=dict)
+    _ranges: _OfSteps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ranges = _OfSteps(self.by_name)
 
     def of(self, expr: Expr) -> Expr:
         """The expression with every share read so."""
@@ -78,11 +82,7 @@ class Shares:
             if power != 1 or exponent is None:
                 continue
             for below, times in term.powers.items():
-                if (
-                    times == -1
-                    and free_axes(below) < free_axes(above)
-                    and _OfSteps(self.by_name).of(below).low >= 0
-                ):
+                if times == -1 and free_axes(below) < free_axes(above) and self._ranges.of(below).low >= 0:
                     shifted = self._shifted(above, exponent, below)
                     if shifted is not None:
                         rest = term.times(Monomial(UNIT.number, {above: -1, below: 1}))
@@ -198,7 +198,8 @@ class Shares:
         return False
 
     def _is_input(self, expr: Expr) -> bool:
-        return name_of(expr) is not None and name_of(expr) not in self.by_name
+        name = name_of(expr)
+        return name is not None and name not in self.by_name
 
     def _is_at_most(self, value: Expr, total: Expr) -> bool:
         """Whether a nonnegative value is at most `total`, since that is a sum of such values, or more than one."""
@@ -209,8 +210,7 @@ class Shares:
             return self._is_one_of(value, step, total)
         parts = step.body.args if isinstance(step.body, Call) and step.body.fn == "add" else ()
         moved = [_at(part, step, total) for part in parts]
-        ranges = _OfSteps(self.by_name)
-        return all(ranges.of(part).low >= 0 for part in moved) and any(
+        return all(self._ranges.of(part).low >= 0 for part in moved) and any(
             self._is_at_most(value, part) for part in moved
         )
 

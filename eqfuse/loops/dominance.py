@@ -26,6 +26,7 @@ factors are taken to be finite: 0 times NaN is what the second part would have h
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from eqfuse.fast_dataclass import dataclass
@@ -82,11 +83,12 @@ def parted(loop: Loop, program: Program, ascending: Ascending = ()) -> Parted | 
     """
     if loop.shard is not None or loop.unit:
         return None
+    dtypes = _dtypes(loop, program)
     for predicate in predicates(loop):
         if not is_mask(program, predicate) or not _is_range(predicate, loop.axis, ascending):
             continue
         for masked in (False, True):
-            number = _number(loop, predicate, masked, program)
+            number = _number(loop, predicate, masked, dtypes)
             if number is None or vanishes(loop, predicate, masked):
                 continue
             nothing = LOW if number < 0 else HIGH
@@ -172,24 +174,28 @@ def of_rows(loop: Loop, parts: Parted, needed: Expr) -> Loop:
     return replace(loop, carried=tuple(carried), body=tuple(made))
 
 
-def _number(loop: Loop, predicate: Expr, masked: bool, program: Program) -> float | None:
+def _dtypes(loop: Loop, program: Program) -> dict[str, str]:
+    """Dtypes of what the loop reads, as far as they tell integers from reals."""
+    found = {tensor.name: tensor.dtype for tensor in program.tensors if tensor.dtype}
+    found |= dict.fromkeys((*program.integers, *program.integer_tensors), "i64")
+    for stmt in loop.body:
+        if isinstance(stmt, Let) and kind(stmt.expr, found) != "real":
+            found[stmt.name] = "i64"
+    return found
+
+
+def _number(loop: Loop, predicate: Expr, masked: bool, dtypes: Mapping[str, str]) -> float | None:
     """The finite number that is chosen among reals where a predicate has a truth value; None where there is none. Integers have no
     infinity that could stand in its place."""
-    lets = [stmt for stmt in loop.body if isinstance(stmt, Let)]
-    dtypes = {tensor.name: tensor.dtype for tensor in program.tensors if tensor.dtype}
-    dtypes |= dict.fromkeys((*program.integers, *program.integer_tensors), "i64")
-    for stmt in lets:
-        if kind(stmt.expr, dtypes) != "real":
-            dtypes[stmt.name] = "i64"
-    for stmt in lets:
-        for node in walk(stmt.expr):
+    for stmt in loop.body:
+        for node in walk(stmt.expr) if isinstance(stmt, Let) else ():
             match node:
                 case Call("where", (condition, left, right)) if condition is predicate:
                     if kind(node, dtypes) != "real":
                         return None
-                    match left if masked else right:
-                        case Const(float() | int() as number) if math.isfinite(number) and number != 0:
-                            return number
+                    chosen = left if masked else right
+                    if isinstance(chosen, Const) and _is_number(chosen):
+                        return chosen.value
     return None
 
 

@@ -141,6 +141,24 @@ def _cast(dtype: str) -> Function:
     )
 
 
+def _limit(name: str, extreme: str, holds: str, fails: str, numpy: str) -> Function:
+    """An extreme of a number and a limit, whose derivative where both are equal is that of the number."""
+    return Function(
+        name,
+        _XY,
+        (f"where(x {holds} y, 1, 0)", f"where(x {fails} y, 1, 0)"),
+        "like",
+        definition=f"{extreme}(x, y)",
+        notation=True,
+        apart=True,
+        order="++",
+        zero_at_zero=True,
+        finite=True,
+        field="order",
+        numpy=numpy,
+    )
+
+
 _ROWS = (
     # Arithmetic
     Function(
@@ -550,34 +568,8 @@ _ROWS = (
         work=6,
         field="root",
     ),
-    Function(
-        "at_least",
-        _XY,
-        ("where(x >= y, 1, 0)", "where(x < y, 1, 0)"),
-        "like",
-        definition="max(x, y)",
-        notation=True,
-        apart=True,
-        order="++",
-        zero_at_zero=True,
-        finite=True,
-        field="order",
-        numpy="maximum",
-    ),
-    Function(
-        "at_most",
-        _XY,
-        ("where(x <= y, 1, 0)", "where(x > y, 1, 0)"),
-        "like",
-        definition="min(x, y)",
-        notation=True,
-        apart=True,
-        order="++",
-        zero_at_zero=True,
-        finite=True,
-        field="order",
-        numpy="minimum",
-    ),
+    _limit("at_least", "max", ">=", "<", "maximum"),
+    _limit("at_most", "min", "<=", ">", "minimum"),
     # Rounding
     *map(_cast, FLOATS),
     *map(_rounding, STORED),

@@ -6,7 +6,7 @@ records what it decided. Guards about how a tensor lies in memory are left out: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -43,14 +43,7 @@ def equate_alike(nodes: Iterable[Any]) -> None:
     refused, as torch.compile compiles one anew: what is read along both would not be inside for all that solve the equation."""
     import sympy
 
-    symbolic: list[Any] = [
-        size
-        for node in nodes
-        if isinstance(value := node.meta.get("val"), torch.Tensor)
-        for size in map(_any, value.shape)
-        if isinstance(size, torch.SymInt)
-    ]
-    sizes = {size.node.expr: size for size in symbolic if size.node.expr.is_Symbol}
+    sizes = {size.node.expr: size for size in _symbolic(nodes) if size.node.expr.is_Symbol}
     if not sizes:
         return
     environment = next(iter(sizes.values())).node.shape_env
@@ -79,13 +72,7 @@ def guards_of(
     """The guards of an exported program with the placeholders `nodes`, whose inputs have these names and shapes."""
     import sympy
 
-    sizes: list[Any] = [
-        size
-        for node in nodes
-        if isinstance(value := node.meta.get("val"), torch.Tensor)
-        for size in value.shape
-    ]
-    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    symbolic = next(_symbolic(nodes), None)
     if symbolic is None:
         return ()
     names: dict[Any, Any] = {}
@@ -100,6 +87,13 @@ def guards_of(
         if relation.free_symbols and relation.free_symbols <= names.keys() and _decides_code(guard):
             found.setdefault(relation, Guard(relation, _text(relation.xreplace(names))))
     return tuple(found.values())
+
+
+def _symbolic(nodes: Iterable[Any]) -> Iterator[Any]:
+    """The sizes of placeholders that are no numbers."""
+    for node in nodes:
+        if isinstance(value := node.meta.get("val"), torch.Tensor):
+            yield from (size for size in map(_any, value.shape) if isinstance(size, torch.SymInt))
 
 
 def _any(value: Any) -> Any:
