@@ -191,3 +191,23 @@ def test_no_size_to_try_is_another_than_the_declared_one_that_an_index_needs() -
     )
     extents = small_extents(program, pinned={"m": 16, "j": 16})
     assert (extents["m"], extents["j"], extents["n"]) == (4, 16, 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "u: f32[i1]\nm: i32[k]\ny[i, k] = where(i < m[k], z[k] + u[i + 1], -inf)",
+        "x: f32[j]\nv: f32[j2]\nq: axis[2]\ny[j] = where(x[j] > j, x[j] - sum[q](v[j * 2 + q]), -inf)",
+        "x: f32[j]\nh: f32[j2]\na = max[j](x[j])\ny = sum[j](where(j > x[j], x[j] - h[j + N(j)] - a, 0))",
+    ],
+)
+def test_dimensions_of_axes_that_are_declared_alone_hold_what_conditions_on_data_may_let_through(
+    text: str,
+) -> None:
+    program = parse(text)
+    for length in (3, 5):
+        extents = small_extents(program, pinned={"i" if "u:" in text else "j": length})
+        assert extents.get("i1", 1 << 9) > extents.get("i", 0)
+        assert extents.get("j2", 1 << 9) >= 2 * extents.get("j", 0)
+    assert eq.compile(text, target="cpu", native="off").certificate.ok
+    assert eq.equivalent(text, text.replace("x[j] -", "-1 * (-x[j]) -").replace("z[k] +", "z[k] - (-1) *"))

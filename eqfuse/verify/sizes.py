@@ -42,7 +42,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
-from eqfuse.terms.parser import sized_axes
+from eqfuse.terms.parser import axes_of, sized_axes
 from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascending
 from eqfuse.terms.ranges import Affine, Box, Ends, Range, integer
@@ -212,11 +212,17 @@ def _fitting(
             extents = {axis: extent for (_, axis), extent in found.items()}
             shapes = small_shapes(program, extents, scalars)
             outside = list(reads_outside(program, shapes, extents, integers))
-            if not outside:
+            beyond = _reads_beyond_declared(program, extents, integers)
+            wanted = [{classes.find(("", axis)): length for axis, length in beyond.items()}]
+            for read in outside:
+                axis = plain.get((read.load.tensor, read.dimension))
+                wanted.append(_needed(read, axis, classes, extents))
+            if not outside and all(
+                key in fixed or n <= reached.get(key, 0) for key, n in wanted[0].items()
+            ):
                 check_divisors(program, extents, integers)
                 return extents
-            for read in outside:
-                needed = _needed(read, plain.get((read.load.tensor, read.dimension)), classes, extents)
+            for needed in wanted:
                 reached |= {key: max(length, reached.get(key, 0)) for key, length in needed.items()}
     read = outside[0]
     raise never_inside(program, read, plain.get((read.load.tensor, read.dimension)))
@@ -278,7 +284,38 @@ def short_axes(
         axis = plain.get((read.load.tensor, read.dimension))
         if axis is not None and read.high >= extents[axis]:
             found[axis] = max(read.high + 1, found.get(axis, 0))
+    for axis, length in _reads_beyond_declared(program, extents, integers).items():
+        found[axis] = max(length, found.get(axis, 0))
     return found
+
+
+def _reads_beyond_declared(
+    program: Program, extents: Mapping[str, int], integers: Mapping[str, int]
+) -> dict[str, int]:
+    """Axes that dimensions are declared with and nothing else has, where they are shorter than all that is read along them, with
+    the extents that would do. Conditions on data may not keep such reads inside (`where(i < m[k], u[i + 1], 0)`)."""
+    declared = _declared_alone(program)
+    positions = _Positions(extents, integers, {})
+    found: dict[str, int] = {}
+    for load in loads(program) if declared else ():
+        for k, index in enumerate(load.index):
+            axis, bound = declared.get((load.tensor, k)), positions.whole(index)
+            if axis is not None and bound is not None and bound[1] >= extents[axis]:
+                found[axis] = max(bound[1] + 1, found.get(axis, 0))
+    return found
+
+
+@once
+def _declared_alone(program: Program) -> Mapping[tuple[str, int], str]:
+    """Dimensions whose axis is of declarations alone: nothing is read, reduced, counted or written along it."""
+    used = {*axes_of(program.outputs), *sizes_in(program.computed.values()), *program.computed}
+    used |= {*program.domains, *program.domains.values(), *program.lengths}
+    return {
+        (tensor.name, k): axis
+        for tensor in program.tensors
+        for k, axis in enumerate(tensor.axes)
+        if axis is not None and axis not in used
+    }
 
 
 @once
