@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import eqfuse as eq
 from eqfuse.compiler import derive, pipeline
 from eqfuse.extract.devices import DEVICES
 from eqfuse.loops.contraction import Contraction, Product, as_written, contraction, factors, scaled
@@ -104,3 +105,10 @@ def test_the_first_axes_of_the_order_are_rows() -> None:
     product = factors(call("mul", a, b))
     found = contraction(product, "k", free_axes, lambda axes: tuple(sorted(axes, reverse=True)))
     assert found is not None and (found.rows, found.left) == (("j",), Product((b,)))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_reciprocals_of_products_are_contracted_once(dtype: str) -> None:
+    """The 1 above the divisors is no factor that leaves the sum, to be written above them again."""
+    text = f"y: {dtype}[j, k]\nz: {dtype}[i, k, j]\nc[k, i] = sum[j](1 / ((x[j] * y[j, k]) * (x[j] * z[i, k, j])))"
+    assert eq.compile(text, target="cpu", native="off").certificate.ok

@@ -88,6 +88,8 @@ def _nothing(_: Local) -> None:
 def factors(expr: Expr, look: Look = _nothing) -> Product:
     """The factors of a product of products, quotients and negations."""
     match expr:
+        case Const(1):  # as `Product.expr` writes the numerator of a reciprocal
+            return Product()
         case Call("mul", (left, right)):
             return factors(left, look).times(factors(right, look))
         case Call("div", (left, right)):
@@ -266,6 +268,8 @@ def as_written(plan: Contraction, body: Expr, look: Look, axes_of: AxesOf) -> Co
         made = Product((), (expr,)) if is_under else Product((expr,))
         fitting = [n for n in (0, 1) if axes_of(expr) <= sides[n]]
         match expr:
+            case Const(1):
+                pass
             case Const(value) if NEAR_ONE[0] <= abs(value) <= NEAR_ONE[1]:
                 outside = outside.times(made)
             case Call("mul", (a, b)) if not is_whole(expr):

@@ -217,9 +217,7 @@ def _fitting(
             for read in outside:
                 axis = plain.get((read.load.tensor, read.dimension))
                 wanted.append(_needed(read, axis, classes, extents))
-            if not outside and all(
-                key in fixed or n <= reached.get(key, 0) for key, n in wanted[0].items()
-            ):
+            if not outside and all(key in fixed or n <= reached.get(key, 0) for key, n in wanted[0].items()):
                 check_divisors(program, extents, integers)
                 return extents
             for needed in wanted:
