@@ -656,3 +656,16 @@ def test_a_kernel_shows_its_grade() -> None:
         assert "bounded" in kernel.explain(form)
     unverified = eq.compile("y[i] = sum[j](x[i,j] * s)", native="off", verify=False)
     assert repr(unverified).endswith(", unverified>") and "What runs is unverified." in unverified.explain()
+
+
+def test_a_side_taken_where_nothing_could_be_compared_is_not_taken() -> None:
+    """At x = 4e19 the side is taken, and exponentials are beyond floats; near 500 the other element has to be small."""
+    value = "x[j] - floor(exp(x[N(j) - 1 - j]))"
+    found = eq.equivalent(f"b[j] = {value}", f"b[j] = min({value}, 500)")
+    assert not found.ok
+    assert found.counterexample is not None or "never with the first above the second" in found.reason
+
+
+def test_quotients_of_numbers_beyond_integers_of_floats_are_solved_for() -> None:
+    value = "x[j] - expm1(x[N(j) - 1 - j]) // 2"
+    assert not eq.equivalent(f"b[j] = {value}", f"b[j] = min({value}, 500)").ok

@@ -88,11 +88,12 @@ class Branches:
         self._numbers: dict[Expr, int] = {}
         self._integers: set[Expr] = set()
 
-    def note(self, node: Expr, fn: str, parts: Sequence[Any]) -> None:
-        """What a function of the language was given, once."""
+    def note(self, node: Expr, fn: str, parts: Sequence[Any], trials: Any = None) -> None:
+        """What a function of the language was given, once: in these of the `trials`, where others were not compared."""
         if fn in JOINING:
             if len(had := self._truths.setdefault(node, set())) < 2:
                 together = (np.logical_and if fn == "and" else np.logical_or)(*parts)
+                together = together[_places(trials, together)]
                 had |= {bool(value) for value in (together.any(), together.all()) if together.size}
             return
         seen = self._seen.get(node, 0)
@@ -105,7 +106,8 @@ class Branches:
         left = _reals(parts[0])
         right = _reals(parts[1]) if len(parts) > 1 else 0.0
         # The limit of a number and an infinity is the number: parts of an axis without a position.
-        counted = np.isfinite(left) & np.isfinite(right) if fn in LIMITS else True
+        counted = np.isfinite(left) & np.isfinite(right) if fn in LIMITS else np.array(True)
+        counted = counted & _places(trials, np.asarray(left), np.asarray(right))
         with np.errstate(invalid="ignore"):
             if not seen & BELOW and np.any((left < right) & counted):
                 seen |= BELOW
@@ -290,6 +292,14 @@ def _reals(part: Any) -> Any:
 
 def _depends_on_data(node: Expr) -> bool:
     return any(isinstance(part, Load | Reduce | Scalar | Local) for part in walk(node))
+
+
+def _places(trials: Any, *parts: Any) -> Any:
+    """Which elements of parts, of which the first dimension may be that of trials, are of these trials."""
+    shape = np.broadcast_shapes(*(part.shape for part in parts))
+    if trials is None or not shape or shape[0] != len(trials):
+        return np.ones(shape, dtype=bool)
+    return np.broadcast_to(trials.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
 def _fingerprint(node: Expr, parts: Sequence[Any], moduli: tuple[int, int]) -> int:

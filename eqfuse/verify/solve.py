@@ -427,7 +427,7 @@ class _Narrowing:
                 self._branch(node, condition, left, right, wanted)
             case Call("floordiv", (inner, Const(by))) if by > 0:
                 least = math.ceil(low) * by if math.isfinite(low) else low
-                most = outward((math.floor(high) + 1) * by, -1) if math.isfinite(high) else high
+                most = outward((float(np.floor(high)) + 1) * by, -1) if math.isfinite(high) else high
                 self._narrow(inner, (_outward(least, 0.0)[0], most))
             case Call("rshift", (inner, Const(int(by)))) if 0 <= by < 62:
                 self._backward(call("floordiv", inner, Const(2**by)), wanted)

@@ -207,6 +207,8 @@ class Verification:
                 domain.careful = True
                 inputs = with_numbers(inputs, found, domain)
             for part, state in self._parts(inputs, domain, stages, source, run):
+                noted: list[tuple[Expr, str, Sequence[Any]]] = []
+                state.watch = lambda *what, noted=noted: noted.append(what)
                 expected, known = source.evaluate(stages, part, state)
                 for stage in stages:
                     outputs = expected, known[stage.name] if stage.name in known else stage.run(part, state)
@@ -214,9 +216,11 @@ class Verification:
                     if tally.failure:
                         self.reason, self.counterexample = tally.failure, tally.counterexample
                         return
+                compared = ~np.broadcast_to(state.beyond_floats, part.trials)
+                for what in noted:
+                    self.branches.note(*what, compared)
                 if kind == "at thresholds":
-                    left_out = np.broadcast_to(state.beyond_floats, part.trials)
-                    self._thresholds = (self._thresholds or 0) + int((~left_out).sum())
+                    self._thresholds = (self._thresholds or 0) + int(compared.sum())
         integers = {name: n for name, n in source.scalars.items() if isinstance(n, int)}
         extents = {axis: n for stage in stages for axis, n in stage.extents.items()}
         searched = {**source.extents, **extents, **integers}
