@@ -82,6 +82,7 @@ def compile(
     verify: bool | Literal["again"] = True,
     strict_casts: bool = False,
     assume_finite: bool = False,
+    reassociate: Literal["exact", "bounded", "free"] = "bounded",
     trials: int = 16,
     bound: float = REQUESTED,
     native: str | None = None,
@@ -98,7 +99,9 @@ def compile(
     the certificate; `trials` are drawn at a time, until the probability of
     accepting a wrong kernel is at most `bound` (2**-40), where a theorem gives one. `strict_casts` makes casts
     opaque to the rules. What a mask excludes never reaches the output, be it NaN; `assume_finite` promises that it is a
-    finite number, which spares matrix products on a GPU a test of it. `native` is whether
+    finite number, which spares matrix products on a GPU a test of it. `reassociate` is which orders of sums and products may be
+    chosen, by cost: "bounded" those of which the bound of rounding is no worse than twice that of the order written, "exact" those
+    of integers alone, "free" any that is equal for real numbers (docs/reassociation.md). `native` is whether
     kernels on the CPU are compiled to C++: "background" (calls run as torch calls until that is done), "wait" (the first
     call waits), or "off"; `$EQFUSE_NATIVE`, else "background", where it is not given. `allow` has sides of branches that
     verification need not have seen taken, as its error writes them: conditions that no input meets, or "untaken" for all.
@@ -117,11 +120,15 @@ def compile(
         raise EqfuseError(f"trials is {trials!r}", hint="give a positive integer")
     if not isinstance(bound, int | float) or not 0 < bound < 1:
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
+    if reassociate not in ("exact", "bounded", "free"):
+        raise EqfuseError(f"reassociate is {reassociate!r}", hint='give "exact", "bounded" or "free"')
     mode_named(native)
     allowed = allowed_texts(allow)
     device = device_named("cpu" if target == "auto" else target)
     with uncollected():
-        derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
+        derived = compiler.derive(
+            source, scalars, strict_casts, assume_finite=assume_finite, reassociate=reassociate
+        )
         numbers = {n: v.item() if isinstance(v, np.generic) else v for n, v in (scalars or {}).items()}
         return Kernel(
             derived,

@@ -140,7 +140,7 @@ def certifying(
     program = derived.program
     return Certifying(
         replace(program, source=""),
-        derived.form(plan.form if plan else "rewritten"),
+        derived.form(plan),
         nest,
         dtypes,
         device.name,

@@ -29,12 +29,13 @@ from eqfuse.loops.printer import show as show_nest
 from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
 from eqfuse.rules.egraph.saturate import Report
+from eqfuse.rules.reassociate import reassociated
 from eqfuse.rules.scope import current
 from eqfuse.terms.collapse_axes import collapse_axes
 from eqfuse.terms.extents import with_computed
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
-from eqfuse.terms.nodes import Output, Program, Reduce
+from eqfuse.terms.nodes import Output, Program, Reassociate, Reduce
 from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import check_indices, program_dtypes
@@ -59,6 +60,7 @@ def derive(
     strict_casts: bool,
     *,
     assume_finite: bool = False,
+    reassociate: Reassociate = "bounded",
     made: bool = False,
 ) -> Derived:
     """Parse and rewrite: what depends on no size. The size of a program that was `made` of another one is not limited:
@@ -68,7 +70,7 @@ def derive(
     timings = Timings()
     with timings.stage("parse"):
         program = parse(source, scalars=scalars, strict_casts=strict_casts, made=made)
-        program = replace(program, assume_finite=assume_finite)
+        program = replace(program, assume_finite=assume_finite, reassociate=reassociate)
         if not made:
             check_written_size(program)
         check_indices(program, program_dtypes(program))
@@ -77,6 +79,20 @@ def derive(
         derived = rederived(program, timings)
     debug.show(2, "rewritten", lambda: show_program(replace(program, outputs=derived.outputs)))
     return derived
+
+
+def derive_like(
+    program: Program, source: str, scalars: Mapping[str, float] | None = None, *, made: bool = False
+) -> Derived:
+    """Another text, under what a program was compiled with."""
+    return derive(
+        source,
+        scalars,
+        program.strict_casts,
+        assume_finite=program.assume_finite,
+        reassociate=program.reassociate,
+        made=made,
+    )
 
 
 def rederived(program: Program, timings: Timings | None = None) -> Derived:
@@ -97,8 +113,7 @@ def with_collapsed_axes(derived: Derived) -> Derived | None:
     if found is None:
         return None
     with derived.scope.entered():
-        text = show_program(found.program)
-        made = derive(text, None, program.strict_casts, assume_finite=program.assume_finite, made=True)
+        made = derive_like(program, show_program(found.program), made=True)
     return replace(made, collapsed=replace(found, program=made.program))
 
 
@@ -228,6 +243,9 @@ def _choose(
         apart = plans(derived, derived.taken_apart(), partition, search)
         merged = (c for c in apart if c.plan.schedule in ("rolling", "split_k") and not _is_stuck(c))
         found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
+    if prefer is None and (order := reassociated(program, asked.extents)):
+        others = plans(derived, derived.in_order(order), partition, search)
+        found = by_cost([*found, *(of_form(c, "reassociated", order) for c in others)])
     return found, pick(found, prefer, tuple(derived.groups.values()))
 
 

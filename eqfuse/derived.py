@@ -12,7 +12,7 @@ from eqfuse import debug, results
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.limits import OverLimit
 from eqfuse.loops.nodes import Nest
-from eqfuse.loops.plan import Form, KernelPlan
+from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.progress import progress
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
@@ -93,6 +93,7 @@ class Derived:
     over: OverLimit | None = None
     collapsed: CollapsedAxes | None = None
     _apart: tuple[Output, ...] | None = None
+    _in_order: dict[tuple[Output, ...], tuple[Output, ...]] = field(default_factory=dict)
     groups: dict[AxisPass, Group] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
@@ -119,9 +120,27 @@ class Derived:
         prepared = axis_order(replace(self.program, outputs=self.outputs))
         return tuple(dict.fromkeys((*prepared, *axis_order(self.program))))
 
-    def form(self, form: Form) -> tuple[Output, ...]:
-        """The outputs in one of the forms that plans run."""
-        return {"rewritten": self.outputs, "apart": self._apart or (), "written": self.program.outputs}[form]
+    def form(self, plan: Plan | None) -> tuple[Output, ...]:
+        """The outputs in the form that a plan runs."""
+        match plan.form if plan is not None else "rewritten":
+            case "rewritten":
+                return self.outputs
+            case "apart":
+                return self._apart or ()
+            case "reassociated":
+                assert plan is not None
+                return self.in_order(plan.order)
+            case "written":
+                return self.program.outputs
+
+    def in_order(self, order: tuple[Output, ...]) -> tuple[Output, ...]:
+        """The outputs in another order of sums and products, rewritten."""
+        if order not in self._in_order:
+            with self.timings.stage("derive"), self.scope.entered():
+                found, report = rewritten(replace(self.program, outputs=order), self.scope)
+            self.report.add(report)
+            self._in_order[order] = found
+        return self._in_order[order]
 
     def taken_apart(self) -> tuple[Output, ...]:
         """The outputs with the terms of sums taken apart; none where that changes nothing."""

@@ -414,9 +414,8 @@ class Kernel:
 
     def _gradient(self, source: str) -> Kernel:
         """The kernel of a gradient's text, compiled as this one is."""
-        program = self.program
         with self.derived.scope.entered():
-            derived = compiler.derive(source, None, program.strict_casts, assume_finite=program.assume_finite)
+            derived = compiler.derive_like(self.program, source)
         return self._made(derived, at_once=False)
 
     def _made(self, derived: Derived, *, at_once: bool = True) -> Kernel:
@@ -438,6 +437,7 @@ class Kernel:
             "verify": self.verify,
             "strict_casts": program.strict_casts,
             "assume_finite": program.assume_finite,
+            "reassociate": program.reassociate,
             "trials": self.trials,
             "bound": self.bound,
             "native": self.native,
@@ -477,11 +477,8 @@ class Kernel:
 
     def alike(self, source: str) -> Kernel:
         """The kernel of another text, compiled as this one is."""
-        program = self.program
         with self.derived.scope.entered():
-            derived = compiler.derive(
-                source, self.scalars, program.strict_casts, assume_finite=program.assume_finite
-            )
+            derived = compiler.derive_like(self.program, source, self.scalars)
         return replace(self, derived=derived, first=None, at_once=True)
 
     def opened(
@@ -517,11 +514,8 @@ class Kernel:
 
     def _like(self, source: str) -> Kernel:
         """A kernel of a text that was made of this one's program, compiled as this one is."""
-        program = self.program
         with self.derived.scope.entered():
-            derived = compiler.derive(
-                source, None, program.strict_casts, assume_finite=program.assume_finite, made=True
-            )
+            derived = compiler.derive_like(self.program, source, made=True)
         return self._made(derived)
 
     def init(self, start: int = 0, total: int | None = None) -> StreamState:

@@ -19,9 +19,12 @@ from eqfuse.explain.why import (
     divisions,
     finite_masks,
     left_apart,
+    order_lines,
+    order_said,
     plan_lines,
     predicted_for,
     refusals,
+    unbounded,
 )
 from eqfuse.proof.check import rules_for
 from eqfuse.proof.derivation import Derivation
@@ -84,6 +87,7 @@ def why_not(report: Report) -> tuple[Reason, ...]:
         + unverified
         + tuple(refused)
         + (*divided, *apart, *finite_masks(report.program, report.plan))
+        + unbounded(report.program, report.plan)
     )
 
 
@@ -97,6 +101,10 @@ def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[B
             yield Code(str(obstacle))
     yield Heading("verification")
     yield Prose(f"What runs is {report.graded}.")
+    if report.plan.order:
+        yield Heading("order of sums and products")
+        yield Prose(order_said(report.program, report.plan))
+        yield Code("\n".join(order_lines(report.plan.order)))
     yield Heading(f"why {report.plan.schedule}")
     yield Prose(predicted_for(report))
     yield Code("\n".join(plan_lines(report.plans, report.plan)))

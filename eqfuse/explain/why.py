@@ -28,6 +28,7 @@ from eqfuse.proof.syntax import Term
 from eqfuse.proof.trace import PlanTerms, group_claim
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.merge_search import derive_group
+from eqfuse.rules.reassociate import WORTH, reassociated, roundings, visited
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.tables.rescale import RESCALE
 from eqfuse.terms.nodes import (
@@ -86,6 +87,24 @@ class Unfinished:
 
     def __str__(self) -> str:
         return f"the program was rewritten as far as the budget goes: {self.stopped}\n{APART}"
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    """Another order of sums and products costs less, and may round more than what is allowed."""
+
+    order: tuple[Output, ...]
+    share: float
+    roundings: tuple[float, float]
+
+    def __str__(self) -> str:
+        found, written = self.roundings
+        text = "\n".join(f"  {line}" for line in order_lines(self.order))
+        return (
+            f"an order of sums and products that costs {self.share:.2g} of the one that runs is not taken, for its rounding:\n{text}\n"
+            f"it has {found:.3g} roundings on the way to an output, as written there are {written:.3g}, or sums apart what is exact "
+            'and cancels;\nreassociate="free" takes it'
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +185,7 @@ class FiniteMask:
         return str(EqfuseError(message, source=self.source, span=_last(self.source, self.number), hint=hint))
 
 
-Reason = Refusal | Divided | Apart | FiniteMask | Unfinished | Unverified
+Reason = Refusal | Divided | Apart | FiniteMask | Unfinished | Unverified | Unbounded
 """Why something of a kernel is not fused."""
 
 
@@ -353,6 +372,45 @@ def refusals(
         yield from _second_passes(program, plan, group, states)
 
 
+def order_lines(order: Sequence[Output]) -> list[str]:
+    """The outputs as text, written in full."""
+    return [f"{o.name}[{', '.join(o.axes)}] = {o.expr}" if o.axes else f"{o.name} = {o.expr}" for o in order]
+
+
+def order_said(program: Program, plan: Plan) -> str:
+    """What the order of sums and products that a plan runs costs beside the one that is written."""
+    extents = _extents(program, plan)
+    costs = [visited(each, extents) for each in (program.outputs, plan.order)]
+    depths = [roundings(each, extents) for each in (program.outputs, plan.order)]
+    return (
+        f"As written, reductions visit and leave {costs[0]:.3g} elements{plan.at_sizes}; in this order {costs[1]:.3g}. "
+        f"On the way to an output there are at most {depths[0]:.3g} roundings as written, and {depths[1]:.3g} in this order."
+    )
+
+
+def _extents(program: Program, plan: Plan) -> dict[str, int]:
+    """What a plan was priced for."""
+    extents = dict(plan.sizes)
+    return extents | {axis: extents[of] for axis, of in program.domains.items() if of in extents}
+
+
+def unbounded(program: Program, plan: Plan) -> tuple[Unbounded, ...]:
+    """A cheaper order that its rounding keeps from being taken."""
+    if program.reassociate == "free" or plan.form == "written":
+        return ()
+    extents = _extents(program, plan)
+    order = reassociated(replace(program, reassociate="free"), extents)
+    runs = plan.order or program.outputs
+    costs = [visited(each, extents) for each in (order, runs)] if order else []
+    if not order or costs[0] > WORTH * costs[1]:
+        return ()
+    return (
+        Unbounded(
+            order, costs[0] / costs[1], (roundings(order, extents), roundings(program.outputs, extents))
+        ),
+    )
+
+
 def _second_passes(
     program: Program, plan: Plan, group: Group, states: Mapping[Expr, Expr]
 ) -> Iterator[Refusal]:
@@ -469,6 +527,7 @@ def plan_lines(plans: Sequence[Plan], chosen: Plan) -> Iterator[str]:
         label = plan.schedule + (f" in {plan.shards} shards" if plan.shards > 1 else "")
         label += f" shared out evenly over {', '.join(plan.evened)}" if plan.evened else ""
         label += f", {len(plan.kernels)} kernel" + "s" * (len(plan.kernels) > 1)
+        label += ", reassociated" if plan.order else ""
         if plan.cost is None or math.isinf(plan.cost.seconds):
             yield f"{label}: does not fit: {plan.reason}"
             continue

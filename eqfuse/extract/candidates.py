@@ -267,8 +267,8 @@ def _turns(kernel: LoopKernel, axes: Iterable[str], counts: Mapping[str, int]) -
     return min(RAGGED_TURNS, math.prod(counts.get(axis, 1) for axis in data))
 
 
-def of_form(candidate: Candidate, form: Form) -> Candidate:
-    return replace(candidate, plan=replace(candidate.plan, form=form))
+def of_form(candidate: Candidate, form: Form, order: tuple[Output, ...] = ()) -> Candidate:
+    return replace(candidate, plan=replace(candidate.plan, form=form, order=order))
 
 
 def by_cost(found: Iterable[Candidate]) -> list[Candidate]:

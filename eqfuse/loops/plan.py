@@ -46,10 +46,15 @@ def schedules(groups: Iterable[Group]) -> tuple[Schedule, ...]:
     return tuple(schedule for schedule, way in WAYS.items() if merged or not way.needs_merge)
 
 
-Form = Literal["rewritten", "apart", "written"]
-FORMS: Mapping[Form, str] = {"rewritten": "", "apart": "terms taken apart", "written": "as written"}
+Form = Literal["rewritten", "apart", "reassociated", "written"]
+FORMS: Mapping[Form, str] = {
+    "rewritten": "",
+    "apart": "terms taken apart",
+    "reassociated": "reassociated",
+    "written": "as written",
+}
 """Which equal form of the program a plan runs, and how that is said: the stablest, then cheapest; that with sums taken
-apart so that it fuses; or the program as it is written."""
+apart so that it fuses; that of sums of products in a cheaper order; or the program as it is written."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +153,8 @@ class Roles:
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are the
-    seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it runs,
-    `sizes` what its cost was predicted for. `roles` are those of each kernel of the nest, None of one that is not divided; empty
+    seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it runs, `order`
+    the outputs of one that is reassociated, before they were rewritten, `sizes` what its cost was predicted for. `roles` are those of each kernel of the nest, None of one that is not divided; empty
     where none is. `code` is what calls run: on a CPU "C++", or "torch calls" and why; on a Hopper GPU, for each kernel, "Gluon"
     and its roles, or "Triton" and why."""
 
@@ -161,6 +166,7 @@ class Plan:
     reason: str = ""
     measured: float | None = None
     form: Form = "rewritten"
+    order: tuple[Output, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
     roles: tuple[Roles | None, ...] = ()
     code: str = field(default="", compare=False)
@@ -172,7 +178,9 @@ class Plan:
         merged = (
             g.group.merge for k in self.kernels for g in k.groups if g.schedule in ("rolling", "split_k")
         )
-        return self.form == "apart" or any(merge is not None and merge.loses_infinities for merge in merged)
+        return self.form in ("apart", "reassociated") or any(
+            merge is not None and merge.loses_infinities for merge in merged
+        )
 
     @property
     def evened(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.extract.partition import Merges
-from eqfuse.loops.plan import Form, KernelPlan, Plan
+from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.proof.congruence import Classes, Closure, Unproved
 from eqfuse.proof.elaborate import MergeValues, merge_values, named, over_parts, reading
 from eqfuse.proof.nodes import (
@@ -25,6 +25,7 @@ from eqfuse.proof.nodes import (
     Stored,
     Walk,
 )
+from eqfuse.proof.reassociation import reordered
 from eqfuse.proof.record import Recorder, RuleSets, Tape
 from eqfuse.proof.syntax import Term, term
 from eqfuse.rules.egraph.encode import global_name
@@ -141,7 +142,7 @@ class Tracer:
     """Records the saturations of one program and collects the chains, and what has none."""
 
     program: Program
-    form: Form
+    plan: Plan
     order: tuple[str, ...]
     groups: Merges
     recorder: Recorder
@@ -156,8 +157,12 @@ class Tracer:
             for o in self.program.outputs
         ]
         self.recorder.tapes.clear()
-        if self.form != "written":
-            prepare(self.program, self.recorder.engine, apart=self.form == "apart")
+        program, form = self.program, self.plan.form
+        if form == "reassociated":
+            program = replace(program, outputs=self.plan.order)
+            proofs = [self._reassociated(proof, o) for proof, o in zip(proofs, program.outputs, strict=True)]
+        if form != "written":
+            prepare(program, self.recorder.engine, apart=form == "apart")
         if not self.recorder.tapes:
             return tuple(proofs)
         tape = self.recorder.tapes[-1]
@@ -170,8 +175,17 @@ class Tracer:
                 tape.choices[f"out{index}"],
                 f"output {proof.name}",
             )
-            proofs[index] = replace(proof, steps=steps)
+            proofs[index] = replace(proof, steps=(*proof.steps, *steps))
         return tuple(proofs)
+
+    def _reassociated(self, proof: OutputProof, output: Output) -> OutputProof:
+        """The steps from an output's definition to another order of its sums and products."""
+        goal = reading(output.expr, strict_casts=self.program.strict_casts)
+        try:
+            return replace(proof, steps=reordered(proof.definition, goal))
+        except Unproved as error:
+            self.gaps.append(f"order of output {proof.name}: {error}")
+            return proof
 
     def trace_kernel(self, plan: KernelPlan, claim: KernelProof) -> KernelProof:
         """The chains of every state of a kernel."""
@@ -226,7 +240,7 @@ def trace(
 ) -> tuple[Proof, Mapping[str, Classes]]:
     """The derivation of a plan, and the classes of the e-graphs that it is taken from. `order` is that of all axes. What
     no recorded step proves is listed in its gaps."""
-    tracer = Tracer(program, plan.form, order, groups, recorder or Recorder())
+    tracer = Tracer(program, plan, order, groups, recorder or Recorder())
     claimed = claims(plan, program.strict_casts)
     proofs = tracer.trace_outputs()
     kernels = tuple(tracer.trace_kernel(k, c) for k, c in zip(plan.kernels, claimed, strict=True))
@@ -244,7 +258,8 @@ def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: M
     """Whether the same kernels are derived where a rule does not exist, in another way."""
     rest = without(rule)
     engine = Engine(lambda rulesets: session(rest(rulesets)))
-    if prepare(program, engine, apart=plan.form == "apart")[0] != outputs:
+    prepared = replace(program, outputs=plan.order) if plan.form == "reassociated" else program
+    if prepare(prepared, engine, apart=plan.form == "apart")[0] != outputs:
         return False
     order = axis_order(replace(program, outputs=outputs))
     for group in {g.group: None for k in plan.kernels for g in k.groups}:

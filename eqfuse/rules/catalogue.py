@@ -11,6 +11,7 @@ from eqfuse.rules.tables.distribute import DISTRIBUTE
 from eqfuse.rules.tables.facts import DEPENDENCE, SIGNS, ZEROS
 from eqfuse.rules.tables.hoist import HOIST
 from eqfuse.rules.tables.moments import MEANS, MOMENTS
+from eqfuse.rules.tables.reassociate import REASSOCIATE
 from eqfuse.rules.tables.rescale import RESCALE
 from eqfuse.rules.tables.separation import MASKED, MASKED_PARTS, SEPARATION
 from eqfuse.rules.tables.stabilise import STABILISE
@@ -25,5 +26,5 @@ DISTRIBUTED = (*PREPARE, DISTRIBUTE)
 MERGE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, MASKED_PARTS, UNION, RESCALE, MOMENTS, EXPAND)
 """Rule sets over split axes: the merge of two parts."""
 
-EVERY = tuple(dict.fromkeys((*DISTRIBUTED, *MERGE)))
+EVERY = tuple(dict.fromkeys((*DISTRIBUTED, *MERGE, REASSOCIATE)))
 """All of them, in the order in which they are listed."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, wraps
 from threading import RLock
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from eqfuse.terms.functions import ARITY
@@ -306,6 +306,9 @@ class Output:
     dtype: str | None = None
 
 
+Reassociate = Literal["exact", "bounded", "free"]
+
+
 @dataclass(frozen=True)
 class Program:
     """A parsed program with every temporary inlined (sharing is kept by interning).
@@ -317,6 +320,7 @@ class Program:
     `integer_tensors` are the undeclared tensors that are used as integers.
     `at_most` are pairs of values, of which the text promises that the first is at most the second at every position.
     With `assume_finite`, what masks exclude holds no NaN and no infinity: it may be multiplied by 0.
+    `reassociate` is which orders of sums and products are allowed (see `rules/reassociate.py`).
     """
 
     source: str
@@ -326,6 +330,7 @@ class Program:
     domains: Mapping[str, str]
     strict_casts: bool = False
     assume_finite: bool = False
+    reassociate: Reassociate = "bounded"
     integers: tuple[str, ...] = ()
     integer_tensors: tuple[str, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)

@@ -208,6 +208,7 @@ class Tuner:
             "scalars": {name: repr(value) for name, value in sorted(self.scalars.items())},
             "strict_casts": program.strict_casts,
             "assume_finite": program.assume_finite,
+            "reassociate": program.reassociate,
             "prefer": self.prefer,
             "dtypes": dict(sorted(base.dtypes.items())),
             "sizes": dict(sorted(base.extents.items())),

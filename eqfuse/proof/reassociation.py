@@ -1,0 +1,206 @@
+"""Proofs that two orders of sums and products are equal: both are rewritten to one normal form, by rules of
+`tables/reassociate.py`, and the steps of one are read backward.
+
+The normal form of a term that is made of sums, products and negations is a sum of terms, each a product summed over
+its axes, perhaps negated: axes, factors and terms in an order of their own. What such a term is not made of is a factor, in
+which the terms are brought to normal form first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eqfuse.proof.check import Argument, Statement, read_rule
+from eqfuse.proof.congruence import Unproved
+from eqfuse.proof.elaborate import free_names
+from eqfuse.proof.nodes import Chain, Differ, Fact, Holds, Inference, Premise, Step
+from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term
+from eqfuse.rules.catalogue import EVERY
+from eqfuse.rules.constructors import CONSTRUCTORS
+
+MOST_STEPS = 4000
+"""Steps of one proof; a form that takes more is not proved."""
+
+ONE = number("1")
+_ROWS = {row.head: row for row in CONSTRUCTORS}
+_READINGS = {rule.name: read_rule(rule) for ruleset in EVERY for rule in ruleset.rules}
+
+
+def reordered(start: Term, goal: Term) -> Chain:
+    """The steps from a term to another one in which sums and products have another order. Raises Unproved where they are not
+    equal by that alone."""
+    if start is goal:
+        return ()
+    there, back = _Path(start), _Path(goal)
+    for path in (there, back):
+        path.normalise(())
+    if there.root is not back.root:
+        raise Unproved("sums of products of other factors")
+    return (
+        *there.steps,
+        *(replace(s, forward=not s.forward, before=s.after, after=s.before) for s in reversed(back.steps)),
+    )
+
+
+class _Path:
+    """A term that is rewritten, and the steps that it has come by."""
+
+    def __init__(self, root: Term) -> None:
+        self.root = root
+        self.steps: list[Step] = []
+
+    def normalise(self, at: Position) -> None:
+        """Brings the subterm at a position to its normal form."""
+        here = subterm(self.root, at)
+        for place, arg in enumerate(here.args):
+            if arg.args:
+                self.normalise((*at, place))
+        self.top(at)
+
+    def top(self, at: Position) -> None:
+        """The same, where the arguments of the subterm are in normal form."""
+        here = subterm(self.root, at)
+        match here.head, here.words, here.args:
+            case "Neg", _, (Term(head="Neg"),):
+                self.step("neg-neg", at)
+            case "Neg", _, (Term(head="Add"),):
+                self.step("negate-terms", at)
+                self._both(at)
+            case "Mul", _, (Term(head="Add"), _):
+                self.step("multiply-out", at)
+                self._both(at)
+            case "Mul", _, (Term(head="Neg"), _):
+                self.step("neg-out-left", at)
+                self._inside(at)
+            case "Mul", _, (_, Term(head="Neg")):
+                self.step("neg-out-right", at)
+                self._inside(at)
+            case "Mul", _, (_, Term(head="Red", words=("sum", *_), args=(body,))) if body is not ONE:
+                self.step("factor-in", at)
+                self._inside(at)
+            case "Mul", _, (_, Term(head="Add")):
+                self.step("commute-factors", at)
+                self.top(at)
+            case "Mul", _, (Term(head="Red", words=("sum", *_), args=(body,)), _) if body is not ONE:
+                self.step("commute-factors", at)
+                self.top(at)
+            case "Mul", _, (Term(head="Mul"), _):
+                self.step("regroup-factors", at)
+                self.top((*at, 1))
+                self.top(at)
+            case "Mul", _, _:
+                self._sorted(at, "Mul", "commute-factors", "regroup-factors")
+            case "Add", _, (Term(head="Add"), _):
+                self.step("regroup-terms", at)
+                self.top((*at, 1))
+                self.top(at)
+            case "Add", _, _:
+                self._sorted(at, "Add", "commute-terms", "regroup-terms")
+            case "Red", ("sum", *_), (Term(head="Add"),):
+                self.step("sum-terms", at)
+                self._both(at)
+            case "Red", ("sum", *_), (Term(head="Neg"),):
+                self.step("neg-out-sum", at)
+                self._inside(at)
+            case "Red", ("sum", axis, _), (body,) if body is not ONE and axis not in free_names(body, {}):
+                self.step("sum-fixed", at, n=term("Leaf", (f"N({axis})",)))
+                self.top(at)
+            case "Red", ("sum", axis, _), (Term(head="Red", words=("sum", inner, _)),) if inner < axis:
+                self.step("commute-sums", at)
+                self._inside(at)
+
+    def _both(self, at: Position) -> None:
+        self.top((*at, 0))
+        self.top((*at, 1))
+        self.top(at)
+
+    def _inside(self, at: Position) -> None:
+        self.top((*at, 0))
+        self.top(at)
+
+    def _sorted(self, at: Position, head: str, commute: str, regroup: str) -> None:
+        """Puts the first of a chain `a (b (c d))`, of which the others are in order, where it belongs."""
+        while True:
+            first, rest = subterm(self.root, at).args
+            nested = rest.head == head
+            second = rest.args[0] if nested else rest
+            if _key(first) <= _key(second):
+                return
+            if not nested:
+                self.step(commute, at)
+                return
+            self.step(regroup, at, forward=False)
+            self.step(commute, (*at, 0))
+            self.step(regroup, at)
+            at = (*at, 1)
+
+    def step(self, rule: str, at: Position, forward: bool = True, **more: Argument) -> None:
+        """One instance of a rule at a position; `more` are variables that stand on its other side alone. Raises Unproved where the subterm there is none, or a condition has no proof."""
+        if len(self.steps) >= MOST_STEPS:
+            raise Unproved(f"more than {MOST_STEPS} steps")
+        reading = _READINGS[rule]
+        assert reading.sides is not None
+        left, right = reading.sides if forward else reversed(reading.sides)
+        here = subterm(self.root, at)
+        values: dict[str, Argument] = dict(more)
+        if not _matches(left, here, values):
+            raise Unproved(f"{rule} does not apply")
+        premises = tuple(self._premise(statement.at(values)) for statement in reading.when)
+        inference = Inference(rule, values, premises)
+        after = replaced_at(self.root, at, instance(right, values))
+        self.steps.append(Step(inference, forward, at, self.root, after))
+        self.root = after
+
+    def _premise(self, statement: Statement) -> Premise:
+        if statement.relation == "!=":
+            return Differ()
+        moves = tuple(() for arg in statement.args if isinstance(arg, Term))
+        value, axis, *_ = statement.args
+        assert isinstance(value, Term) and isinstance(axis, str)
+        is_fixed = statement.relation == "fixed"
+        return Holds(
+            self._fixed(value, axis) if is_fixed else Fact(statement.relation, statement.args, None), moves
+        )
+
+    def _fixed(self, value: Term, axis: str) -> Fact:
+        args = (value, axis)
+        match value:
+            case Term(head="Leaf" | "Num"):
+                return Fact("fixed", args, None)
+            case Term(head="Red", words=(op, own, part), args=(body,)):
+                values: dict[str, Argument] = {"R": op, "D_axis": own, "D": part, "e": body}
+                if own == axis:
+                    return Fact("fixed", args, Inference("fixed-bound", values, ()))
+                below = Holds(self._fixed(body, axis), ((),))
+                return Fact("fixed", args, Inference("fixed-reduce", {**values, "X_axis": axis}, (below,)))
+        row = _ROWS.get(value.head)
+        if row is None:
+            raise Unproved(f"nothing shows that {value.head} is fixed")
+        rule = f"fixed-{row.title}"
+        reading = _READINGS[rule]
+        assert reading.fact is not None
+        found: dict[str, Argument] = {"X_axis": axis}
+        pattern = reading.fact.args[0]
+        if not isinstance(pattern, Term) or not _matches(pattern, value, found):
+            raise Unproved(f"{rule} does not apply")
+        premises = tuple(self._premise(statement.at(found)) for statement in reading.when)
+        return Fact("fixed", args, Inference(rule, found, premises))
+
+
+def _key(value: Term) -> str:
+    return repr(value)
+
+
+def _matches(pattern: Term, found: Term, values: dict[str, Argument]) -> bool:
+    """Whether a term is an instance of a pattern; what its variables stand for."""
+    if pattern.head == "Var":
+        return values.setdefault(pattern.words[0], found) is found
+    if pattern.head != found.head or len(pattern.args) != len(found.args):
+        return False
+    for word, own in zip(pattern.words, found.words, strict=True):
+        if word.startswith("?"):
+            if values.setdefault(word[1:], own) != own:
+                return False
+        elif word != own:
+            return False
+    return all(_matches(p, f, values) for p, f in zip(pattern.args, found.args, strict=True))

@@ -1,0 +1,316 @@
+"""Sums of products in the order that costs least.
+
+    mean[o](sum[k](x[b,k] * w[o,k]))  ->  sum[k](x[b,k] * mean[o](w[o,k]))
+
+A block is a product of factors, summed over some axes, however sums and products are nested. All orders in which its factors
+may be multiplied and its axes summed are equal (SPORES' identities: Wang et al., PVLDB 13(11), 2020), and the cheapest
+is found by dynamic programming over subsets of the factors, as the order of a chain of matrix products is. What a block is not
+made of (an exponential, a quotient by a value, a mask, a cast) is a factor as it stands, and has blocks of its own inside.
+
+A factor that is a sum of terms is multiplied out where that is cheaper: `(w + a b) x` as `w x + a (b x)`. At most one of the terms may
+be exact, one that sums nothing: a difference of exact numbers is rounded once, and a difference of their sums is not.
+The absolute values of all terms are summed in each order alike, so that the bounds of rounding differ by the depths of the sums
+alone (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2).
+
+Costs are elements that reductions visit, and those of what they leave for others to read; the plan of each order is priced
+as any other, by which one is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from eqfuse.fast_dataclass import dataclass
+from eqfuse.terms.dtypes import LIMITS
+from eqfuse.terms.nodes import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    Output,
+    Program,
+    Reduce,
+    Size,
+    call,
+    children,
+    free_axes,
+    rebuild,
+    walk,
+)
+
+MOST_FACTORS = 8
+"""Factors of a block of which all orders are looked at; one of more stays as it is written."""
+MOST_TERMS = 4
+"""Terms of a factor up to which it is multiplied out."""
+STORED = 4.0
+"""What an element that a reduction leaves for another to read costs, in elements that reductions visit."""
+NEAR_ONE = 2.0**-16, 2.0**16
+"""Constants that a block is multiplied by as a whole; others stay with what they are written next to, for its range."""
+DEEPER = 2.0
+"""How many times as many roundings as the order that is written another one may have, where orders are bounded."""
+WORTH = 0.8
+"""An order is another one where it costs at most this share of the order as it is written."""
+
+
+def is_reassociable(program: Program) -> bool:
+    """Whether some sum of products has another one in it, so that there are orders to choose from."""
+    return any(
+        isinstance(node, Reduce) and node.op == "sum" and _sums_inside(node.body)
+        for node in walk(*(output.expr for output in program.outputs))
+    )
+
+
+def reassociated(program: Program, extents: Mapping[str, int]) -> tuple[Output, ...]:
+    """The outputs, each block of them in the order that costs least at these extents; none where all stay as they are written."""
+    if program.reassociate == "exact" and not _is_of_integers(program) or not is_reassociable(program):
+        return ()
+    is_free = program.reassociate == "free" or program.reassociate == "exact"
+    orders = _Orders(extents, is_free)
+    found = tuple(replace(output, expr=orders.best(output.expr)) for output in program.outputs)
+    if found == program.outputs or visited(found, extents) > WORTH * visited(program.outputs, extents):
+        return ()
+    if not is_free and roundings(found, extents) > DEEPER * roundings(program.outputs, extents):
+        return ()
+    return found
+
+
+def visited(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
+    """What an order costs: the elements that its reductions visit, and those that they leave for others to read."""
+    return _Orders(extents).cost(*(output.expr for output in outputs))
+
+
+def roundings(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
+    """The most operations between an input and an output, each of which may round: times the unit of rounding, and the sum of the
+    absolute values of all terms, they bound the error (Higham 2002, section 3.1). A sum takes one for each of its positions."""
+    depth: dict[Expr, float] = {}
+    for node in walk(*(output.expr for output in outputs)):
+        own = extents[node.axis] if isinstance(node, Reduce) else isinstance(node, Call)
+        depth[node] = float(own) + max((depth[child] for child in children(node)), default=0.0)
+    return max(depth[output.expr] for output in outputs)
+
+
+def _is_of_integers(program: Program) -> bool:
+    return all(tensor.dtype in LIMITS or tensor.name in program.integer_tensors for tensor in program.tensors)
+
+
+def _sums_inside(expr: Expr) -> bool:
+    """Whether a factor of a product, or a term of one, is a sum."""
+    match expr:
+        case Reduce("sum"):
+            return True
+        case Call("mul" | "add" | "sub" | "neg", args):
+            return any(map(_sums_inside, args))
+        case Call("div", (over, Const() | Size())):  # a mean, or a scale
+            return _sums_inside(over)
+    return False
+
+
+@dataclass(frozen=True)
+class Block:
+    """`sum over axes of product of factors`, times numbers, each a multiplier or a divisor ("mul" or "div"); `counts` are axes whose
+    number of positions divides it."""
+
+    factors: tuple[Expr, ...]
+    axes: tuple[str, ...] = ()
+    numbers: tuple[tuple[str, Expr], ...] = ()
+    counts: tuple[str, ...] = ()
+
+    def times(self, other: Block) -> Block:
+        return Block(
+            self.factors + other.factors,
+            self.axes + other.axes,
+            self.numbers + other.numbers,
+            self.counts + other.counts,
+        )
+
+
+def block_of(expr: Expr) -> Block:
+    """What an expression is a sum of products of."""
+    match expr:
+        case Const() if _is_near_one(expr):
+            return Block((), numbers=(("mul", expr),))
+        case Call("neg", (inner,)):
+            found = block_of(inner)
+            return replace(found, numbers=(*found.numbers, ("neg", inner)))
+        case Call("div", (over, Const() as by)) if _is_near_one(by):
+            found = block_of(over)
+            return replace(found, numbers=(*found.numbers, ("div", by)))
+        case Call("div", (over, Size(axis))) if axis in block_of(over).axes:
+            found = block_of(over)
+            return replace(found, counts=(*found.counts, axis))
+        case Call("mul", (left, right)):
+            one, other = block_of(left), block_of(right)
+            if _is_plain(left) and _is_plain(right) and _are_apart(one, other):
+                return one.times(other)
+            if not _is_plain(left) and other.factors:
+                first, *more = other.factors
+                return replace(other, factors=(call("mul", left, first), *more))
+            if not _is_plain(right) and one.factors:
+                *more, last = one.factors
+                return replace(one, factors=(*more, call("mul", last, right)))
+        case Reduce("sum", axis, body):
+            found = block_of(body)
+            if axis not in found.axes:
+                return replace(found, axes=(axis, *found.axes))
+    return Block((expr,))
+
+
+def _is_near_one(number: Const) -> bool:
+    value = number.value
+    return not isinstance(value, bool) and NEAR_ONE[0] <= abs(value) <= NEAR_ONE[1]
+
+
+def _is_plain(expr: Expr) -> bool:
+    """Whether a factor is no number of the call (a scalar, a size, a constant far from 1), which stays with what it is next to."""
+    if isinstance(expr, Const):
+        return _is_near_one(expr)
+    return bool(free_axes(expr)) or any(isinstance(node, Load | Reduce) for node in walk(expr))
+
+
+def _are_apart(one: Block, other: Block) -> bool:
+    """Whether no axis that one block sums over is an axis of the other."""
+    return _are_new(one.axes, other) and _are_new(other.axes, one)
+
+
+def _are_new(axes: Sequence[str], block: Block) -> bool:
+    """Whether a block has none of these axes."""
+    return {*block.axes, *block.counts}.union(*map(free_axes, block.factors)).isdisjoint(axes)
+
+
+class _Orders:
+    """The cheapest orders at some extents."""
+
+    def __init__(self, extents: Mapping[str, int], is_free: bool = False) -> None:
+        self._extents = extents
+        self._exact = math.inf if is_free else 1
+        self._best: dict[Expr, Expr] = {}
+
+    def best(self, expr: Expr) -> Expr:
+        """The expression, its blocks in the order that costs least."""
+        if expr not in self._best:
+            self._best[expr] = expr  # of one that is met again inside of its own terms
+            self._best[expr] = self._ordered(expr)
+        return self._best[expr]
+
+    def cost(self, *exprs: Expr) -> float:
+        """Elements that the reductions of expressions visit, each once, and that they leave for others to read."""
+        nodes = list(walk(*exprs))
+        inner = {node.body for node in nodes if isinstance(node, Reduce) and isinstance(node.body, Reduce)}
+        found = sum(self._size(free_axes(expr)) for expr in exprs)
+        for node in nodes:
+            if isinstance(node, Reduce):
+                found += self._size(free_axes(node.body))
+                found += STORED * self._size(free_axes(node)) * (node not in inner)
+        return found
+
+    def _size(self, axes: frozenset[str]) -> float:
+        return math.prod(float(self._extents[axis]) for axis in axes)
+
+    def _ordered(self, expr: Expr) -> Expr:
+        as_written = rebuild(expr, tuple(map(self.best, children(expr))))
+        block = block_of(expr)
+        if not block.axes or block.factors == (expr,):
+            return as_written
+        found = [as_written, *self._orders(block, MOST_TERMS)]
+        return min(found, key=self.cost)  # of equal ones the first
+
+    def _orders(self, block: Block, terms: int) -> Iterator[Expr]:
+        """Other orders of a block."""
+        factors = tuple(map(self.best, block.factors))
+        if 0 < len(factors) <= MOST_FACTORS:
+            yield self._contracted(replace(block, factors=factors))
+        for place, factor in enumerate(block.factors):
+            parts = terms_of(factor)
+            if 1 < len(parts) <= terms and sum(not _has_sum(part) for _, part in parts) <= self._exact:
+                yield self._multiplied_out(block, place, parts, terms - len(parts) + 1)
+
+    def _multiplied_out(
+        self, block: Block, place: int, parts: Sequence[tuple[bool, Expr]], terms: int
+    ) -> Expr:
+        total: Expr | None = None
+        for is_added, part in parts:
+            inner = block_of(part)
+            before, after = block.factors[:place], block.factors[place + 1 :]
+            rest = replace(block, factors=(*before, *after))
+            inner = inner if _are_new(inner.axes, rest) else Block((part,))
+            made = replace(rest.times(inner), factors=(*before, *inner.factors, *after))
+            options = list(self._orders(made, terms))
+            best = min(options, key=self.cost)
+            total = (
+                (best if is_added else call("neg", best))
+                if total is None
+                else call("add" if is_added else "sub", total, best)
+            )
+        assert total is not None
+        return total
+
+    def _contracted(self, block: Block) -> Expr:
+        """The cheapest order of all, by dynamic programming over the subsets of the factors."""
+        factors, summed = block.factors, frozenset(block.axes)
+        axes_of = [free_axes(factor) for factor in factors]
+        everything = (1 << len(factors)) - 1
+
+        def axes(members: int) -> frozenset[str]:
+            return frozenset[str]().union(*(a for n, a in enumerate(axes_of) if members >> n & 1))
+
+        def left(members: int) -> frozenset[str]:
+            """The axes of a product of some factors once it is summed over all that no other factor has."""
+            mine = axes(members)
+            return mine - (summed & mine - axes(everything & ~members))
+
+        def summed_up(value: Expr, before: frozenset[str], members: int) -> Expr:
+            gone = before - left(members)
+            for axis in reversed([axis for axis in block.axes if axis in gone]):
+                value = Reduce("sum", axis, value)
+                value = call("div", value, Size(axis)) if axis in block.counts else value
+            return value
+
+        best: dict[int, tuple[float, Expr]] = {}
+        for number, factor in enumerate(factors):
+            members = 1 << number
+            alone = self._size(axes_of[number]) if left(members) != axes_of[number] else 0.0
+            best[members] = alone, summed_up(factor, axes_of[number], members)
+        for count in range(2, len(factors) + 1):
+            for chosen in combinations(range(len(factors)), count):
+                members = sum(1 << number for number in chosen)
+                lowest = members & -members
+                options: list[tuple[float, int]] = []
+                part = (members - 1) & members
+                while part:
+                    if part & lowest:  # each division into two once
+                        rest = members ^ part
+                        visited = self._size(left(part) | left(rest))
+                        options.append((best[part][0] + best[rest][0] + visited, part))
+                    part = (part - 1) & members
+                cost, part = min(options)
+                stored = STORED * self._size(left(members)) if members != everything else 0.0
+                product = call("mul", best[part][1], best[members ^ part][1])
+                before = left(part) | left(members ^ part)
+                best[members] = cost + stored, summed_up(product, before, members)
+        value = best[everything][1]
+        for axis in block.axes:
+            if axis not in axes(everything):
+                value = value if axis in block.counts else call("mul", value, Size(axis))
+        for fn, by in block.numbers:
+            value = call("neg", value) if fn == "neg" else call(fn, value, by)
+        return value
+
+
+def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
+    """What an expression adds and subtracts."""
+    match expr:
+        case Call("add", (left, right)):
+            return terms_of(left) + terms_of(right)
+        case Call("sub", (left, right)):
+            return terms_of(left) + [(not is_added, part) for is_added, part in terms_of(right)]
+        case Call("neg", (inner,)):
+            return [(not is_added, part) for is_added, part in terms_of(inner)]
+    return [(True, expr)]
+
+
+def _has_sum(expr: Expr) -> bool:
+    """Whether a term is rounded by a sum of its own."""
+    return bool(block_of(expr).axes)

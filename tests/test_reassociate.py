@@ -1,0 +1,258 @@
+"""Orders of sums and products, chosen by cost: which is chosen, where, that it is equal, proved, and as exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse import compiler
+from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.rules.reassociate import reassociated, roundings, visited
+from eqfuse.terms.nodes import Call, Const, Expr, Output, Reduce, children, rebuild, substitute_axes, walk
+from eqfuse.terms.parser import parse, sized_axes
+from eqfuse.terms.printer import show
+
+MEAN = "y[b] = mean[o](sum[k](x[b,k] * w[o,k]))"
+CHAIN = "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * c[k])"
+LINEAR = "y[i,e] = sum[j](0.125 * sum[d](q[i,d] * k[j,d]) * v[j,e])"
+LOW_RANK = "y[i] = sum[j]((where(i == j, 1, 0) + sum[r](u[i,r] * v[j,r])) * x[j])"
+BIAS = "y[b] = sum[o]((sum[k](x[b,k] * w[o,k]) + s[o]) / 2) * 1.5"
+ADAPTER = "y[b,o] = sum[k](x[b,k] * (w[o,k] + sum[r](u[o,r] * v[r,k])))"
+CHOSEN = {
+    MEAN: "sum[k](x[b, k] * sum[o](w[o, k])) / N(o)",
+    CHAIN: "sum[j](a[i, j] * sum[k](b[j, k] * c[k]))",
+    LINEAR: "sum[d](q[i, d] * sum[j](k[j, d] * v[j, e])) * 0.125",
+    LOW_RANK: "sum[j](where(i == j, 1, 0) * x[j]) + sum[r](u[i, r] * sum[j](v[j, r] * x[j]))",
+    BIAS: "(sum[k](x[b, k] * sum[o](w[o, k])) / 2 + sum[o](s[o]) / 2) * 1.5",
+    "y[i] = w[i] * sum[j](exp(sum[k](sum[l](x[i,l] * m[l,k]) * z[j,k])) * v[j])": "w[i] * sum[j](exp(sum[k](sum[l](x[i, l]"
+    " * m[l, k]) * z[j, k])) * v[j])",
+    "s = sum[i](sum[j](a[i] * sum[k](x[i,j] * y[j,k])))": "sum[i, j](a[i] * (x[i, j] * sum[k](y[j, k])))",
+    "y[i] = sum[k](-sum[j](a[i,j] * b[j,k]) * c[k])": "-sum[j](a[i, j] * sum[k](b[j, k] * c[k]))",
+    "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * c[k] * t)": "sum[j](a[i, j] * sum[k](b[j, k] * (c[k] * t)))",
+}
+SHORT = {"d": 16, "e": 16, "r": 4, "b": 32}
+
+
+def outputs_of(text: str, mode: str = "bounded", **sizes: int) -> tuple[Output, ...]:
+    program = replace(parse(text), reassociate=mode)  # type: ignore[arg-type]
+    extents = {axis: sizes.get(axis, SHORT.get(axis, 256)) for axis in sized_axes(program)}
+    return reassociated(program, extents)
+
+
+@pytest.mark.parametrize("text", CHOSEN)
+def test_the_cheapest_order_is_chosen(text: str) -> None:
+    (output,) = outputs_of(text) or parse(text).outputs
+    assert show(output.expr) == CHOSEN[text]
+
+
+@pytest.mark.parametrize("text", [t for t in CHOSEN if "exp" not in t and "s =" not in t])
+def test_an_order_runs_verified_and_proved(text: str) -> None:
+    kernel = eq.compile(text, target="cpu", native="off")
+    rng = torch.Generator().manual_seed(0)
+    sizes = {axis: SHORT.get(axis, 256) for axis in sized_axes(kernel.program)}
+    tensors = {
+        t.name: torch.randn([sizes[axis or ""] for axis in t.axes], generator=rng)
+        for t in kernel.program.tensors
+    }
+    numbers = dict.fromkeys(kernel.program.scalars, 1.5)
+    got = kernel(**tensors, **numbers, sizes={"i": 256} if text == LOW_RANK else None)
+    assert kernel.plan.form == "reassociated" and kernel.refused is None
+    exact = {name: tensor.double() for name, tensor in tensors.items()}
+    want = torch.as_tensor(
+        eq.reference(text)(**exact, **numbers, sizes={"i": 256} if text == LOW_RANK else None)
+    )
+    torch.testing.assert_close(got, want.to(got.dtype), rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+    assert kernel.certificate.ok
+    verdict = kernel.derivation.check(text)
+    assert verdict, verdict.why
+    assert not kernel.derivation.proof.gaps
+    assert "order of sums and products" in kernel.explain()
+
+
+def test_a_chain_is_in_the_best_order_of_all() -> None:
+    """Against all orders of a chain of four matrices, by brute force."""
+    rng = np.random.default_rng(0)
+    text = "y[i,m] = sum[l](sum[k](sum[j](a[i,j] * b[j,k]) * c[k,l]) * d[l,m])"
+    for _ in range(20):
+        sizes = {axis: int(rng.integers(1, 200)) for axis in "ijklm"}
+        dims = [sizes[axis] for axis in "ijklm"]
+
+        def cheapest(first: int, last: int, dims: list[int] = dims) -> float:
+            if first + 1 == last:
+                return 0.0
+            return min(
+                cheapest(first, cut)
+                + cheapest(cut, last)
+                + float(dims[first] * dims[cut] * dims[last])
+                + (4.0 * dims[first] * dims[last] if (first, last) != (0, 4) else 0.0)
+                for cut in range(first + 1, last)
+            )
+
+        found = outputs_of(text, **sizes) or parse(text).outputs
+        own = visited(found, sizes) - 5 * dims[0] * dims[4]  # what every order writes
+        written = visited(parse(text).outputs, sizes) - 5 * dims[0] * dims[4]
+        assert own == cheapest(0, 4) or (own == written and cheapest(0, 4) > 0.7 * written)
+
+
+def test_sizes_decide() -> None:
+    """An adapter is applied to few rows, and added to the weights for many."""
+    assert outputs_of(ADAPTER, b=1, k=256, o=256) and not outputs_of(ADAPTER, b=256, k=256, o=256)
+    kernel = eq.compile(ADAPTER, target="cpu", native="off")
+    w, u, v = torch.randn(256, 256), torch.randn(256, 4), torch.randn(4, 256)
+    forms = []
+    for rows in (1, 512, 1):
+        x = torch.randn(rows, 256)
+        torch.testing.assert_close(kernel(x=x, w=w, u=u, v=v), x @ (w + u @ v).T, rtol=1e-3, atol=1e-3)
+        forms.append(kernel.plan.form)
+    assert forms == ["reassociated", "rewritten", "reassociated"]
+
+
+DIFFERENCE = "s = sum[i](sum[j]((x[i,j] - z[i]) * a[i]))"
+
+
+def test_a_difference_of_exact_numbers_stays_where_it_is() -> None:
+    """Near 1e4 with differences of 1e-3, sums apart have no digit left."""
+    text = "s[i] = sum[j]((x[j] - z[i]) * a[j] * sum[k](b[j,k]))"
+    assert not any(
+        isinstance(node, Call) and node.fn == "sub" for o in outputs_of(text, i=4) for node in [o.expr]
+    )
+    free = outputs_of(text, "free", i=4096, j=4096, k=2)
+    assert free and all(isinstance(o.expr, Call) and o.expr.fn == "sub" for o in free)
+    kernel = eq.compile(text, target="cpu", native="off", sizes={"i": 4096, "j": 4096, "k": 2})
+    assert 'reassociate="free" takes it' in "".join(map(str, kernel.why_not()))
+
+
+def test_orders_of_integers_alone_are_exact() -> None:
+    text = "a: i32[i,j]\nb: i32[j,k]\nc: i32[k]\n" + CHAIN
+    assert outputs_of(text, "exact") and not outputs_of(CHAIN, "exact")
+    assert eq.compile(CHAIN, target="cpu", native="off", reassociate="exact").plan.form == "rewritten"
+    kernel = eq.compile(text, target="cpu", native="off", reassociate="exact")
+    a, b = (torch.randint(-9, 9, (40, 40), dtype=torch.int32) for _ in "ab")
+    c = torch.randint(-9, 9, (40,), dtype=torch.int32)
+    assert torch.equal(kernel(a=a, b=b, c=c), a @ b @ c)
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(EqfuseError, match='give "exact", "bounded" or "free"'):
+        eq.compile(CHAIN, reassociate="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[i] = sum[k](max[j](a[i,j] * b[j,k]) * c[k])",
+        "y[i] = sum[k](where(k <= i, sum[j](a[i,j] * b[j,k]), 0) * c[k])",
+        "y[i] = sum[k](f16(sum[j](a[i,j] * b[j,k])) * c[k])",
+        "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) / z[k] * c[k] / sum[l](c[l]))",
+        "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) ** 2 * c[k])",
+        "y[i] = sum[j](a[i,j] * b[j])",
+        "y[i,j] = a[i,j] * sum[k](b[i,k])",
+    ],
+)
+def test_what_does_not_commute_with_sums_stays(text: str) -> None:
+    """An extreme, a mask, a rounding, a divisor, a square; and a product alone."""
+    assert not outputs_of(text)
+
+
+def test_rows_that_a_number_scales_stay_in_range() -> None:
+    """`1e-30` is near 1e30 where it is written, so that neither is alone."""
+    text = "y[i] = sum[k](sum[j](a[i,j] * b[j,k] * 1e-30) * c[k])"
+    kernel = eq.compile(text, target="cpu", native="off")
+    a, b, c = torch.full((8, 64), 1e25), torch.full((64, 64), 1e20), torch.ones(64)
+    torch.testing.assert_close(kernel(a=a, b=b, c=c), torch.full((8,), 64 * 64 * 1e15))
+
+
+def test_special_values_are_those_of_the_program() -> None:
+    kernel = eq.compile(MEAN, target="cpu", native="off")
+    x, w = torch.randn(64, 256), torch.randn(300, 256)
+    x[2, 3] = float("nan")
+    x[4, 1] = float("inf")
+    found = kernel(x=x, w=w)
+    assert kernel.plan.form == "reassociated"
+    assert found.isnan()[2] and not found.isfinite()[4] and int(found.isfinite().sum()) == 62
+
+
+@pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (8, 8, 0), (1, 1, 1), (3, 257, 5)])
+def test_short_and_empty_axes(sizes: tuple[int, int, int]) -> None:
+    i, j, k = sizes
+    kernel = eq.compile(CHAIN, target="cpu", native="off")
+    a, b, c = torch.randn(i, j), torch.randn(j, k), torch.randn(k)
+    torch.testing.assert_close(kernel(a=a, b=b, c=c), a @ b @ c, rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_have_orders_too() -> None:
+    kernel = eq.compile(MEAN, target="cpu", native="off")
+    x, w = (torch.randn(*shape, requires_grad=True) for shape in ((64, 256), (256, 256)))
+    found = torch.autograd.grad(kernel(x=x, w=w).square().sum(), (x, w))
+    want = torch.autograd.grad((x @ w.T).mean(1).square().sum(), (x, w))
+    for one, other in zip(found, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_fewer_roundings_are_counted() -> None:
+    extents = {"i": 10, "j": 20, "k": 30}
+    assert roundings(parse(CHAIN).outputs, extents) == 20 + 30 + 2
+
+
+# -- mutants ---------------------------------------------------------------------------------------
+
+
+def _mutations(node: Expr) -> Iterator[Expr]:
+    match node:
+        case Reduce("sum", axis, body):
+            yield Reduce("max", axis, body)
+            yield substitute_axes(body, {axis: Const(0)})
+            yield Call("mul", (node, Const(2)))
+        case Call("mul", (left, right)):
+            yield left
+            yield right
+            yield Call("add", (left, right))
+        case Call("div", (over, _)):
+            yield over
+        case Call("add", (left, right)):
+            yield left
+            yield Call("sub", (left, right))
+
+
+def _mutants(expr: Expr) -> Iterator[Expr]:
+    for node in dict.fromkeys(walk(expr)):
+        for other in _mutations(node):
+
+            def put(part: Expr, node: Expr = node, other: Expr = other) -> Expr:
+                if part is node:
+                    return other
+                return rebuild(part, tuple(put(child) for child in children(part)))
+
+            found = put(expr)
+            if found is not expr:
+                yield found
+
+
+WRONG = [
+    (text, place)
+    for text in (MEAN, CHAIN, LOW_RANK, BIAS)
+    for place, _ in enumerate(_mutants(outputs_of(text)[0].expr))
+]
+
+
+def test_there_are_at_least_twenty_mutants() -> None:
+    assert len(WRONG) >= 40
+
+
+@pytest.mark.slow(but=["0", "5", "9"])
+@pytest.mark.parametrize(("text", "place"), WRONG)
+def test_wrong_orders_are_refused(text: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (right,) = outputs_of(text)
+    mutant = replace(right, expr=[*_mutants(right.expr)][place])
+    monkeypatch.setattr(compiler, "reassociated", lambda program, extents: (mutant,))
+    by_cost = compiler.by_cost
+    monkeypatch.setattr(
+        compiler, "by_cost", lambda found: sorted(by_cost(found), key=lambda c: not c.plan.order)
+    )
+    kernel = eq.compile(text, target="cpu", native="off")
+    assert isinstance(kernel.refused, VerificationError) and not kernel.plan.order
