@@ -171,6 +171,16 @@ def test_verify(tmp_path: Path) -> None:
     assert row["ok"] and row["reached"] and 0 < row["share"] < 1
 
 
+def test_algebra(tmp_path: Path) -> None:
+    """Orders of small programs: chosen, right, proved, and as exact as what is written."""
+    options = Options(only="chain,LAAB", small=True, examples=20)
+    assert run("algebra", options, output=tmp_path / "x.json") == 0
+    rows = {row["program"]: row for row in rows_of(tmp_path / "x.json")}
+    assert rows["chain and a vector"]["order"] == ["y[i] = sum[j](a[i, j] * sum[k](b[j, k] * c[k]))"]
+    assert not rows["LAAB, H'Hx"]["order"] and all(row["proved"] for row in rows.values())
+    assert all(row["chosen"] <= row["written"] for row in rows.values())
+
+
 @pytest.mark.slow
 def test_ragged(tmp_path: Path) -> None:
     options = Options(only="decode,prefill doc", small=True)

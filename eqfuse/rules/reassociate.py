@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.dtypes import LIMITS
@@ -43,6 +43,10 @@ from eqfuse.terms.nodes import (
 
 MOST_FACTORS = 8
 """Factors of a block of which all orders are looked at; one of more stays as it is written."""
+MOST_OPEN = 6
+"""Factors up to which products of them are also looked at before they are summed."""
+MOST_KEPT = 4
+"""Forms of the product of a subset that are kept."""
 MOST_TERMS = 4
 """Terms of a factor up to which it is multiplied out."""
 STORED = 4.0
@@ -56,11 +60,17 @@ WORTH = 0.8
 
 
 def is_reassociable(program: Program) -> bool:
-    """Whether some sum of products has another one in it, so that there are orders to choose from."""
-    return any(
-        isinstance(node, Reduce) and node.op == "sum" and _sums_inside(node.body)
-        for node in walk(*(output.expr for output in program.outputs))
-    )
+    """Whether some sum of products has another one in it, or is added to another one, so that there are orders to choose from."""
+
+    def has_orders(node: Expr) -> bool:
+        match node:
+            case Reduce("sum", _, body):
+                return _sums_inside(body)
+            case Call("add" | "sub", (left, right)):
+                return _sums_inside(left) and _sums_inside(right)
+        return False
+
+    return any(map(has_orders, walk(*(output.expr for output in program.outputs))))
 
 
 def reassociated(program: Program, extents: Mapping[str, int]) -> tuple[Output, ...]:
@@ -68,13 +78,20 @@ def reassociated(program: Program, extents: Mapping[str, int]) -> tuple[Output, 
     if program.reassociate == "exact" and not _is_of_integers(program) or not is_reassociable(program):
         return ()
     is_free = program.reassociate == "free" or program.reassociate == "exact"
-    orders = _Orders(extents, is_free)
-    found = tuple(replace(output, expr=orders.best(output.expr)) for output in program.outputs)
+    found = cheapest(program.outputs, extents, is_free)
     if found == program.outputs or visited(found, extents) > WORTH * visited(program.outputs, extents):
         return ()
     if not is_free and roundings(found, extents) > DEEPER * roundings(program.outputs, extents):
         return ()
     return found
+
+
+def cheapest(
+    outputs: Sequence[Output], extents: Mapping[str, int], is_free: bool = False
+) -> tuple[Output, ...]:
+    """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out."""
+    orders = _Orders(extents, is_free)
+    return tuple(replace(output, expr=orders.best(output.expr)) for output in outputs)
 
 
 def visited(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
@@ -180,6 +197,15 @@ def _are_new(axes: Sequence[str], block: Block) -> bool:
     return {*block.axes, *block.counts}.union(*map(free_axes, block.factors)).isdisjoint(axes)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A product of some factors of a block: what it costs, and the axes that it has."""
+
+    cost: float
+    value: Expr
+    axes: frozenset[str]
+
+
 class _Orders:
     """The cheapest orders at some extents."""
 
@@ -202,7 +228,7 @@ class _Orders:
         found = sum(self._size(free_axes(expr)) for expr in exprs)
         for node in nodes:
             if isinstance(node, Reduce):
-                found += self._size(free_axes(node.body))
+                found += self._size(free_axes(node.body)) * (not isinstance(node.body, Reduce))
                 found += STORED * self._size(free_axes(node)) * (node not in inner)
         return found
 
@@ -210,12 +236,34 @@ class _Orders:
         return math.prod(float(self._extents[axis]) for axis in axes)
 
     def _ordered(self, expr: Expr) -> Expr:
-        as_written = rebuild(expr, tuple(map(self.best, children(expr))))
+        found = [rebuild(expr, tuple(map(self.best, children(expr))))]
         block = block_of(expr)
-        if not block.axes or block.factors == (expr,):
-            return as_written
-        found = [as_written, *self._orders(block, MOST_TERMS)]
+        if block.axes and block.factors != (expr,):
+            found += self._orders(block, MOST_TERMS)
+        if isinstance(expr, Call) and expr.fn in ("add", "sub"):
+            found += self._factored(terms_of(expr))
         return min(found, key=self.cost)  # of equal ones the first
+
+    def _factored(self, terms: Sequence[tuple[bool, Expr]]) -> Iterator[Expr]:
+        """Two terms that have a factor and all axes in common, as one: `sum(a b) + sum(a c)` is `sum(a (b + c))`."""
+        if len(terms) > MOST_TERMS:
+            return
+        for (one, (is_added, left)), (other, (too, right)) in combinations(enumerate(terms), 2):
+            first, second = block_of(left), block_of(right)
+            alike = replace(second, factors=first.factors) == first
+            shared = [factor for factor in first.factors if factor in second.factors]
+            if (
+                not alike
+                or not first.axes
+                or not shared
+                or not len(first.factors) == len(second.factors) == 2
+            ):
+                continue
+            rests = [next(f for f in each.factors if f is not shared[0]) for each in (first, second)]
+            joined = call("add" if is_added == too else "sub", *rests)
+            made = min(self._orders(replace(first, factors=(shared[0], joined)), 1), key=self.cost)
+            rest = [(sign, self.best(part)) for n, (sign, part) in enumerate(terms) if n not in (one, other)]
+            yield _total([(is_added, made), *rest])
 
     def _orders(self, block: Block, terms: int) -> Iterator[Expr]:
         """Other orders of a block."""
@@ -230,25 +278,19 @@ class _Orders:
     def _multiplied_out(
         self, block: Block, place: int, parts: Sequence[tuple[bool, Expr]], terms: int
     ) -> Expr:
-        total: Expr | None = None
+        made_of: list[tuple[bool, Expr]] = []
         for is_added, part in parts:
             inner = block_of(part)
             before, after = block.factors[:place], block.factors[place + 1 :]
             rest = replace(block, factors=(*before, *after))
             inner = inner if _are_new(inner.axes, rest) else Block((part,))
             made = replace(rest.times(inner), factors=(*before, *inner.factors, *after))
-            options = list(self._orders(made, terms))
-            best = min(options, key=self.cost)
-            total = (
-                (best if is_added else call("neg", best))
-                if total is None
-                else call("add" if is_added else "sub", total, best)
-            )
-        assert total is not None
-        return total
+            made_of.append((is_added, min(self._orders(made, terms), key=self.cost)))
+        return _total(made_of)
 
     def _contracted(self, block: Block) -> Expr:
-        """The cheapest order of all, by dynamic programming over the subsets of the factors."""
+        """The cheapest order of all, by dynamic programming over the subsets of the factors: of each subset the product, summed
+        over the axes that no other factor has, or not yet summed over them, where that is cheaper later."""
         factors, summed = block.factors, frozenset(block.axes)
         axes_of = [free_axes(factor) for factor in factors]
         everything = (1 << len(factors)) - 1
@@ -256,47 +298,55 @@ class _Orders:
         def axes(members: int) -> frozenset[str]:
             return frozenset[str]().union(*(a for n, a in enumerate(axes_of) if members >> n & 1))
 
-        def left(members: int) -> frozenset[str]:
-            """The axes of a product of some factors once it is summed over all that no other factor has."""
-            mine = axes(members)
-            return mine - (summed & mine - axes(everything & ~members))
-
-        def summed_up(value: Expr, before: frozenset[str], members: int) -> Expr:
-            gone = before - left(members)
-            for axis in reversed([axis for axis in block.axes if axis in gone]):
+        def made(members: int, cost: float, value: Expr, had: frozenset[str]) -> list[_Part]:
+            """A product of some factors that has the axes `had`, and what it is once it is summed."""
+            left = axes(members) - (summed - axes(everything & ~members))
+            if left == had:
+                return [_Part(cost, value, had)]
+            for axis in reversed([axis for axis in block.axes if axis in had - left]):
                 value = Reduce("sum", axis, value)
                 value = call("div", value, Size(axis)) if axis in block.counts else value
-            return value
+            stored = STORED * self._size(left) if members != everything else 0.0
+            return [_Part(cost + self._size(had) + stored, value, left)]
 
-        best: dict[int, tuple[float, Expr]] = {}
-        for number, factor in enumerate(factors):
-            members = 1 << number
-            alone = self._size(axes_of[number]) if left(members) != axes_of[number] else 0.0
-            best[members] = alone, summed_up(factor, axes_of[number], members)
+        def parts_of(members: int, cost: float, value: Expr, had: frozenset[str]) -> list[_Part]:
+            found = made(members, cost, value, had)
+            is_open = members != everything and found[0].axes != had and len(factors) <= MOST_OPEN
+            return [*found, _Part(cost, value, had)] if is_open else found
+
+        best = {1 << n: parts_of(1 << n, 0.0, factor, axes_of[n]) for n, factor in enumerate(factors)}
         for count in range(2, len(factors) + 1):
             for chosen in combinations(range(len(factors)), count):
                 members = sum(1 << number for number in chosen)
-                lowest = members & -members
-                options: list[tuple[float, int]] = []
+                cheapest: dict[frozenset[str], _Part] = {}
                 part = (members - 1) & members
                 while part:
-                    if part & lowest:  # each division into two once
-                        rest = members ^ part
-                        visited = self._size(left(part) | left(rest))
-                        options.append((best[part][0] + best[rest][0] + visited, part))
+                    if part & members & -members:  # each division into two once
+                        for one, other in product(best[part], best[members ^ part]):
+                            joined, cost = call("mul", one.value, other.value), one.cost + other.cost
+                            for each in parts_of(members, cost, joined, one.axes | other.axes):
+                                if each.axes not in cheapest or each.cost < cheapest[each.axes].cost:
+                                    cheapest[each.axes] = each
                     part = (part - 1) & members
-                cost, part = min(options)
-                stored = STORED * self._size(left(members)) if members != everything else 0.0
-                product = call("mul", best[part][1], best[members ^ part][1])
-                before = left(part) | left(members ^ part)
-                best[members] = cost + stored, summed_up(product, before, members)
-        value = best[everything][1]
+                best[members] = sorted(cheapest.values(), key=lambda each: (len(each.axes), each.cost))[
+                    :MOST_KEPT
+                ]
+        value = best[everything][0].value
         for axis in block.axes:
             if axis not in axes(everything):
                 value = value if axis in block.counts else call("mul", value, Size(axis))
         for fn, by in block.numbers:
             value = call("neg", value) if fn == "neg" else call(fn, value, by)
         return value
+
+
+def _total(terms: Sequence[tuple[bool, Expr]]) -> Expr:
+    """What adds and subtracts these terms."""
+    (is_added, total), *rest = terms
+    total = total if is_added else call("neg", total)
+    for is_added, part in rest:
+        total = call("add" if is_added else "sub", total, part)
+    return total
 
 
 def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
