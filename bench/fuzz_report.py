@@ -76,8 +76,9 @@ from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.native.nodes import NotNative
-from eqfuse.tile.native.run import NativeProgram, loaded_dtypes, prepared, unit_dims
+from eqfuse.tile.native.run import NativeProgram, prepared, unit_dims
 from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.storage import loaded_dtypes
 from eqfuse.verify.certificate import ALL_UNTAKEN, Certificate, Counterexample
 
 BATCH = 50

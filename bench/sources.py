@@ -27,7 +27,11 @@ from eqfuse.lowered import lower_nest
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.cpu.source import source_of
+from eqfuse.tile.native.blocks import native_configs
+from eqfuse.tile.native.context import Interface
+from eqfuse.tile.native.printer import source_of as cpp_of
 from eqfuse.tile.printer import show
+from eqfuse.tile.storage import resolve_extents
 
 TARGETS = ("sm_90", "gfx942")
 
@@ -50,17 +54,24 @@ def sources(workload: Workload) -> Iterator[tuple[str, str]]:
 
 
 def _for_cpu(workload: Workload) -> Iterator[tuple[str, str]]:
-    """The tile programs of every candidate, and the torch code that runs them."""
+    """The tile programs of every candidate, and the torch code and the C++ that run them."""
     case, device = workload.cases["small"], device_named("cpu")
     derived: Derived = compiler.derive(workload.text(case), case.constants, strict_casts=False)
     shapes = {name: workload.shape(name, case) for name in workload.tensors}
     extents, dtypes = bind(derived.program, shapes, scalars=case.scalars), program_dtypes(derived.program)
+    ranks = {tensor.name: tensor.rank for tensor in derived.program.tensors}
     found, _ = compiler.choose(derived, Asked(extents, dtypes, device))
     for candidate in sorted(found, key=lambda each: each.plan.schedule):
         tile = lower_nest(candidate.nest, derived.program, dtypes, candidate.plan.configs, device)
         name = f"{workload.name}.tiles.{candidate.plan.schedule}"
         yield name, show(tile)
         yield f"{name}.torch", source_of(tile)[0]
+        shards = {axis: candidate.plan.shards for axis, _ in candidate.nest.shards}
+        sizes = resolve_extents(tile, extents, shards)
+        configs = native_configs(tile, candidate.plan.configs, sizes)
+        blocked = lower_nest(candidate.nest, derived.program, dtypes, configs, device)
+        rows = frozenset((name, rank - 1) for name, rank in ranks.items() if rank)
+        yield f"{name}.cpp", cpp_of(blocked, Interface.of(blocked, ranks, rows, sizes), sizes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

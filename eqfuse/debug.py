@@ -5,7 +5,7 @@
 3   the merge of every group of reductions, or why it has none
 4   every plan with its predicted cost, and the loop nest of the chosen one
 5   the tile program
-6   what is run of it: Triton or CPU source, and the certificate
+6   what is run of it: Triton or CPU source, the loops of C++, and the certificate
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from test_native_programs import bound
 import eqfuse as eq
 from eqfuse.tile.native.ahead import PARTS
 from eqfuse.tile.native.context import Context, Interface, Names
-from eqfuse.tile.native.run import loaded_dtypes, unit_dims
+from eqfuse.tile.native.run import unit_dims
 from eqfuse.tile.storage import resolve_extents
 
 pytestmark = needs.cxx
@@ -23,9 +23,7 @@ def asked(source: str, **tensors: torch.Tensor) -> list[list[int]]:
     tiles = kernel._calls.runners.tiles(compiled)
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
     sizes = resolve_extents(tiles, compiled.extents, shards)
-    names = (*given, *(buffer.name for buffer in tiles.buffers))
-    ranks = {**{n: t.dim() for n, t in given.items()}, **{b.name: len(b.axes) for b in tiles.buffers}}
-    interface = Interface(names, ranks, tuple(sizes), (), (), unit_dims(given), loaded_dtypes(tiles))
+    interface = Interface.of(tiles, {n: t.dim() for n, t in given.items()}, unit_dims(given), sizes)
     context = Context(tiles.kernels[0], tiles, interface, sizes, Names(), 0)
     return [list(parts) for parts in context.asks.values()]
 

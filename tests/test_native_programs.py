@@ -20,7 +20,8 @@ from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter
 from eqfuse.tile.native.products import give
-from eqfuse.tile.native.run import NativeProgram, loaded_dtypes, prepared, unit_dims
+from eqfuse.tile.native.run import NativeProgram, prepared, unit_dims
+from eqfuse.tile.storage import loaded_dtypes
 
 pytestmark = needs.cxx
 

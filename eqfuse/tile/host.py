@@ -18,9 +18,9 @@ from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.modes import Mode
 from eqfuse.tile.native.build import lacking
 from eqfuse.tile.native.nodes import NotNative
-from eqfuse.tile.native.run import NativeProgram, Unit, loaded_dtypes, prepared, unit_dims
+from eqfuse.tile.native.run import NativeProgram, Unit, prepared, unit_dims
 from eqfuse.tile.nodes import TileProgram
-from eqfuse.tile.storage import resolve_extents
+from eqfuse.tile.storage import loaded_dtypes, resolve_extents
 
 
 class HostProgram:

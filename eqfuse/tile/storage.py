@@ -11,7 +11,7 @@ import torch
 
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Call, Const, Expr, Size
-from eqfuse.tile.nodes import Store, TileProgram
+from eqfuse.tile.nodes import Let, LoadTile, Store, TileProgram
 from eqfuse.tile.walk import nested
 
 SMALL_ELEMENTS = 1 << 16
@@ -46,6 +46,16 @@ def buffer_dtypes(program: TileProgram) -> dict[str, str]:
         if isinstance(stmt, Store)
     }
     return {buffer.name: buffer.dtype or stored[buffer.name] for buffer in program.buffers}
+
+
+def loaded_dtypes(program: TileProgram) -> dict[str, str]:
+    """The dtype that each tensor is loaded in."""
+    return {
+        stmt.op.tensor: stmt.value.dtype
+        for kernel in program.kernels
+        for stmt in nested(kernel.body)
+        if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile)
+    }
 
 
 def launch_value(expr: Expr, extents: Mapping[str, int]) -> int:

@@ -27,9 +27,8 @@ from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.threads import Lock, count, undisturbed
 from eqfuse.tile.cpu.source import source_of
-from eqfuse.tile.nodes import Kernel, Let, LoadTile, TileProgram
-from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
-from eqfuse.tile.walk import nested
+from eqfuse.tile.nodes import Kernel, TileProgram
+from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, loaded_dtypes, resolve_extents
 
 Tensors = Mapping[str, torch.Tensor]
 Scalars = Mapping[str, float | int | bool]
@@ -58,7 +57,7 @@ class CpuProgram:
         linecache.cache[file] = (len(self.text), None, self.text.splitlines(keepends=True), file)
         self._kernels: tuple[KernelFunction, ...] = tuple(namespace[name] for name in names)
         self._dtypes = buffer_dtypes(program)
-        self._loaded = _loaded_dtypes(program)
+        self._loaded = {name: TORCH_DTYPES[dtype] for name, dtype in loaded_dtypes(program).items()}
         self._launches: dict[tuple[Sizes, Sizes], _Launch] = {}
 
     def __call__(
@@ -183,13 +182,3 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
     started.wait()
     torch.set_num_threads(before)
     return pool
-
-
-def _loaded_dtypes(program: TileProgram) -> dict[str, torch.dtype]:
-    """The dtype that each tensor is loaded in."""
-    return {
-        stmt.op.tensor: TORCH_DTYPES[stmt.value.dtype]
-        for kernel in program.kernels
-        for stmt in nested(kernel.body)
-        if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile)
-    }

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from eqfuse.terms.dtypes import BYTES, FLOAT8
 from eqfuse.terms.functions import FUNCTIONS
-from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, Put, Walk
-from eqfuse.tile.native.tree import EXP2, Tree, items_in
+from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, Put, Walk, items_in
+from eqfuse.tile.native.tree import EXP2, Tree
 from eqfuse.tile.nodes import Elementwise, LoadTile, Positions, Start
 
 PARTS = 4

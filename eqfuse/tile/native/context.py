@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from eqfuse.names import Names
-from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Size
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.native.ahead import shares
-from eqfuse.tile.native.nodes import Define, Leaf, Loop, NotNative, Put
+from eqfuse.tile.native.nodes import NotNative
 from eqfuse.tile.native.order import nesting
 from eqfuse.tile.native.plain import plain
-from eqfuse.tile.native.text import (
-    kept,
-)
+from eqfuse.tile.native.text import kept
 from eqfuse.tile.native.tree import Tree
-from eqfuse.tile.storage import buffer_dtypes
-from eqfuse.tile.walk import operands
+from eqfuse.tile.storage import buffer_dtypes, loaded_dtypes
+from eqfuse.tile.walk import nested
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,32 @@ class Interface:
     integers: tuple[str, ...]
     unit: frozenset[tuple[str, int]]
     dtypes: Mapping[str, str]
+
+    @staticmethod
+    def of(
+        program: ir.TileProgram,
+        ranks: Mapping[str, int],
+        unit: frozenset[tuple[str, int]],
+        axes: Iterable[str],
+    ) -> Interface:
+        """What a program's C++ is given, for tensors of these ranks; its buffers are rows in memory."""
+        buffers = {buffer.name: len(buffer.axes) for buffer in program.buffers}
+        arguments = {
+            stmt.op.name: stmt.value.dtype
+            for kernel in program.kernels
+            for stmt in nested(kernel.body)
+            if isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Argument)
+        }
+        integers = tuple(sorted(n for n, d in arguments.items() if d in ("bool", "i32", "i64")))
+        return Interface(
+            (*sorted(ranks), *buffers),
+            {**ranks, **buffers},
+            tuple(sorted(axes)),
+            tuple(sorted(n for n in arguments if n not in integers)),
+            integers,
+            unit | {(name, rank - 1) for name, rank in buffers.items() if rank},
+            loaded_dtypes(program),
+        )
 
 
 @dataclass(frozen=True)
@@ -152,67 +175,14 @@ class Context:
         yield
         self.loops.pop()
 
-    def _is_vector(self, loop: Loop) -> bool:
-        return all(isinstance(node, Leaf) and self._in_vectors(node.item, loop.axis) for node in loop.body)
-
-    def _in_vectors(self, item: Define | Put, axis: str) -> bool:
-        match item:
-            case Define(op=ir.RankTile() | ir.MergeTile()):
-                return self._lists_in_lanes(item, axis)
-            case Define(op=ir.FoldTile(op=op)):
-                found = fold_of(op)
-                return found is not None and found[0].commutative
-            case Define(
-                op=ir.ReduceTile()
-                | ir.Elementwise()
-                | ir.Cast()
-                | ir.LoadTile()
-                | ir.Positions()
-                | ir.Lanes()
-                | ir.Constant()
-            ):
-                return True
-            case Put():
-                return True
-            case _:
-                return False
-
-    def _lists_in_lanes(self, item: Define, axis: str) -> bool:
-        """Whether lists are made side by side, one in each lane: all that is put into them is in memory, neighbours along the
-        axis next to each other."""
-        states = (name for name in self.tree.states[item.value.name] if name)
-        every = [*operands(item.op), *(self.tree.defined[name].value for name in states)]
-        return all(
-            value.dtype != "bool"
-            and value.name in self.tree.memory
-            and (axis not in value.dims or self._buffer(value.name).dims[-1:] == (axis,))
-            for value in every
-        )
-
     def _buffer(self, name: str) -> Buffer:
-        name = self._last(name)
+        name = self.tree.last(name)
         found = self.buffers.get(name)
         if found is None:
             dtype = self.tree.defined[name].value.dtype
             found = Buffer(self.names.fresh(f"memory_{name}"), self.tree.place(name), dtype)
             self.buffers[name] = found
         return found
-
-    def _last(self, name: str) -> str:
-        """The sum that a value is added to, if it is nothing else; or the value."""
-        while name in self.tree.into:
-            name = self.tree.into[name]
-        return name
-
-    def _is_done(self, item: Define | Put) -> bool:
-        """Whether an item is a sum of what has been added to it already, or a store of a product that is made there."""
-        if isinstance(item, Put):
-            return item.store.value.name in self.tree.stored
-        return (
-            isinstance(item, Define)
-            and isinstance(item.op, ir.ReduceTile)
-            and self.tree.into.get(item.op.value.name) == item.value.name
-        )
 
     def _buffer_of(self, value: ir.Value) -> Buffer | None:
         return self._buffer(value.name) if value.name in self.tree.memory else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from eqfuse.terms.folds import fold_of
 from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.context import Buffer
-from eqfuse.tile.native.nodes import Define, Leaf, Loop
+from eqfuse.tile.native.nodes import Begin, Define, End, folded_axis
+from eqfuse.tile.native.schedule import UNROLLED
 from eqfuse.tile.native.tensors import Tensors
 from eqfuse.tile.native.text import (
     combination,
@@ -23,10 +24,6 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.walk import operands
-
-UNROLLED = 4
-"""Vectors that a loop takes at once where it folds: so many sums are under way side by side. They come from so many parts
-of the axis: memory is read faster in several places at once, and a processor looks ahead to the end of a page."""
 
 STRETCH = 64
 """Trips of such a loop after which its sums are added to totals, and begin anew: what is added to a long sum is small beside it,
@@ -58,10 +55,6 @@ class Folds(Tensors):
         assert found is not None
         return found[0]
 
-    def _accumulates_here(self, item: Define, loop: Loop) -> bool:
-        """Whether the loop over a fold's axis is the innermost one around it, so that registers hold its states."""
-        return any(isinstance(node, Leaf) and node.item is item for node in loop.body)
-
     def _is_sum(self, item: Define) -> bool:
         """Whether a fold is a plain sum of reals, which rounds."""
         return isinstance(item.op, ReduceTile) and item.op.op == "sum" and item.value.dtype not in INTEGERS
@@ -81,15 +74,16 @@ class Folds(Tensors):
             for name in self._states(item):
                 self.bind(f"accumulator {name}", f"{self._accumulator(name)}_{copy}", True)
 
-    def _begin(self, item: Define, loop: Loop) -> None:
+    def _begin(self, begin: Begin) -> None:
+        item = begin.item
         identities = [
             number(identity(o, d), d) for o, d in zip(self._ops(item), self._state_dtypes(item), strict=True)
         ]
         for name, dtype, first in zip(self._states(item), self._state_dtypes(item), identities, strict=True):
-            if self._accumulates_here(item, loop):
+            if begin.place != "memory":
                 accumulator = self.names.fresh(f"sum_{name}")
                 self.bind(f"accumulator of {name}", accumulator, True)
-                if self._is_vector(loop):
+                if begin.place == "lanes":
                     copies = ", ".join(f"{accumulator}_{k} = splat({first})" for k in range(UNROLLED))
                     self.emit(f"{type_of(dtype, True)} {copies};")
                     if self._is_sum(item):
@@ -97,7 +91,7 @@ class Folds(Tensors):
                 else:
                     self.emit(f"{type_of(dtype, False)} {accumulator} = {first};")
             else:
-                self._clear(self._accumulating(name, item), loop, first)
+                self._clear(self._accumulating(name, item), first)
 
     def _accumulating(self, name: str, item: Define) -> Buffer:
         if name not in self.tree.memory:  # a state variable that nothing reads
@@ -107,7 +101,7 @@ class Folds(Tensors):
             self.tree.defined[name] = replace(item, value=value)
         return self._buffer(name)
 
-    def _clear(self, buffer: Buffer, loop: Loop, first: str) -> None:
+    def _clear(self, buffer: Buffer, first: str) -> None:
         """Fills the part of a buffer inside a loop with one number."""
         open_ = {opened.axis: opened.at for opened in self.loops}
         at = self.names.fresh("at")
@@ -161,20 +155,15 @@ class Folds(Tensors):
                 for text, one in zip(values, firsts, strict=True)
             ]
         combined = self._combined(item, states, values, wide)
-        if here:
-            results = []
-            for text, dtype in zip(combined, dtypes, strict=True):
-                name = self.names.fresh("joined")
-                self.emit(f"const {type_of(dtype, wide)} {name} = {text};")
-                results.append(name)
-            for state, result in zip(states, results, strict=True):
-                self.emit(f"{state} = {result};")
-            return
         results = []
         for text, dtype in zip(combined, dtypes, strict=True):
             name = self.names.fresh("joined")
             self.emit(f"const {type_of(dtype, wide)} {name} = {text};")
             results.append(name)
+        if here:
+            for state, result in zip(states, results, strict=True):
+                self.emit(f"{state} = {result};")
+            return
         for buffer, result in zip(buffers, results, strict=True):
             self._put(kept(buffer.dtype), *self._address(buffer), result, wide)
 
@@ -209,12 +198,11 @@ class Folds(Tensors):
         }
         return [templates[item.op.op].format(states[0], others[0])]
 
-    def _end(self, item: Define, loop: Loop) -> None:
-        if not self._accumulates_here(item, loop):
-            return
+    def _end(self, end: End) -> None:
+        item = end.item
         names, dtypes = self._states(item), self._state_dtypes(item)
         accumulators = [self._accumulator(name) for name in names]
-        if self._is_vector(loop):
+        if end.place == "lanes":
             for copy in range(1, UNROLLED):
                 old = [f"{a}_0" for a in accumulators]
                 combined = self._combined(item, old, [f"{a}_{copy}" for a in accumulators], True)
@@ -251,18 +239,3 @@ class Folds(Tensors):
             for k, total in enumerate(totals):
                 self.emit(f"{total} = both{k};")
         return totals
-
-
-def folds_of(loop: Loop) -> Iterator[Define]:
-    """The folds inside a loop."""
-    for node in loop.body:
-        if isinstance(node, Leaf):
-            if isinstance(node.item, Define) and isinstance(node.item.op, ReduceTile | FoldTile):
-                yield node.item
-        elif isinstance(node, Loop):
-            yield from folds_of(node)
-
-
-def folded_axis(item: Define) -> str:
-    assert isinstance(item.op, ReduceTile | FoldTile)
-    return item.op.axis

@@ -5,14 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
-from eqfuse.terms.dtypes import BYTES
+from eqfuse import debug
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.functions import CASTS, DRAWN
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.context import CppNames, Interface, Open
-from eqfuse.tile.native.folds import STRETCH, UNROLLED, folded_axis, folds_of
-from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
+from eqfuse.tile.native.folds import STRETCH
+from eqfuse.tile.native.frame import Frame
+from eqfuse.tile.native.listing import show
+from eqfuse.tile.native.nodes import (
+    Begin,
+    Define,
+    End,
+    Jam,
+    Leaf,
+    Loop,
+    Node,
+    NotNative,
+    Put,
+    RegisterTile,
+    Vectors,
+    Walk,
+    folds_along,
+)
+from eqfuse.tile.native.schedule import scheduled
 from eqfuse.tile.native.text import (
     ELEMENTS,
     applied,
@@ -23,15 +40,7 @@ from eqfuse.tile.native.text import (
     rounded,
     type_of,
 )
-from eqfuse.tile.native.tree import items_in
-from eqfuse.tile.native.whole import Whole
 from eqfuse.tile.walk import nested
-
-JAMMED = 4
-"""Positions of a folded axis that a loop of vectors along another axis takes at once."""
-
-HELD = 8
-"""Vectors of sums that are in registers at once: an addition takes four cycles, and two begin in each."""
 
 
 def source_of(program: ir.TileProgram, interface: Interface, extents: Mapping[str, int]) -> str:
@@ -53,7 +62,7 @@ def source_of(program: ir.TileProgram, interface: Interface, extents: Mapping[st
     )
 
 
-class _KernelPrinter(Whole):
+class _KernelPrinter(Frame):
     """One kernel. `jammed` are positions of a loop that the loop of vectors inside it takes at once."""
 
     jammed: Sequence[Open] = ()
@@ -68,7 +77,9 @@ class _KernelPrinter(Whole):
     def text(self) -> str:
         self._check()
         self.depth = 3
-        self._body(self.tree.body)
+        loops = scheduled(self.tree)
+        debug.show(6, f"loops of {self.kernel.name}", lambda: show(self.kernel, loops))
+        self._body(loops)
         body, self.lines = self.lines, []
         self.depth = 1
         self._head()
@@ -102,214 +113,119 @@ class _KernelPrinter(Whole):
             ]
         )
 
-    def _head(self) -> None:
-        for place, axis in enumerate(self.interface.axes):
-            self.emit(f"const i64 {self._size(axis)} = sizes[{place}]; (void){self._size(axis)};")
-        offset = 0
-        for place, tensor in enumerate(self.interface.tensors):
-            if tensor in self.used:
-                element = ELEMENTS[self._dtype(tensor)]
-                self.emit(f"{element}* const {self._tensor(tensor)} = ({element}*)tensors[{place}];")
-                for dim in range(self.interface.ranks[tensor]):
-                    unit = (tensor, dim) in self.interface.unit
-                    value = "1" if unit else f"strides[{offset + 2 * dim}]"
-                    self.emit(
-                        f"const i64 {self._stride(tensor, dim)} = {value}; (void){self._stride(tensor, dim)};"
-                    )
-                    extent = self._extent(tensor, dim)
-                    self.emit(f"const i64 {extent} = strides[{offset + 2 * dim + 1}]; (void){extent};")
-            if tensor in self.streamed:
-                extents = [self._extent(tensor, dim) for dim in range(self.interface.ranks[tensor])]
-                element = f"(i64)sizeof *{self._tensor(tensor)}"
-                sizes = f"{element} * {' * '.join(extents)}, {element} * {extents[-1]}"
-                self.emit(f"const bool {self._past(tensor)} = streams({sizes});")
-            offset += 2 * self.interface.ranks[tensor]
-        counts = []
-        for axis in self.kernel.grid:
-            count = f"count_{self._c(axis)}"
-            self.emit(
-                f"const i64 {count} = ({self._size(self._axis(axis))} + {self._step(axis) - 1}) / {self._step(axis)};"
-            )
-            counts.append(count)
-        self.emit(f"const i64 instances = {' * '.join(counts) or '1'};")
-        self.emit("const i64 chunk = instances / (8 * threads) + 1; (void)chunk;")
-        for axis, block in self.blocks.items():
-            size = self._size(self._axis(axis))
-            self.emit(f"const i64 most_{self._c(axis)} = {block.size or size}; (void)most_{self._c(axis)};")
-
-    def _memory(self) -> list[str]:
-        if not self.buffers:
-            return []
-        lines, sizes = [], []
-        for buffer in self.buffers.values():
-            count = " * ".join(f"most_{self._c(dim)}" for dim in buffer.dims) or "1"
-            lines.append(
-                f"    const i64 bytes_{buffer.name} = ({count} * {BYTES[kept(buffer.dtype)]} + 127) / 64 * 64;"
-            )
-            sizes.append(f"bytes_{buffer.name}")
-        lines.append(f"    char* const scratch = thread_scratch.of({' + '.join(sizes)} + 64);")
-        lines.append("    char* free_ = (char*)(((__UINTPTR_TYPE__)scratch + 63) / 64 * 64);")
-        for buffer in self.buffers.values():
-            element = ELEMENTS[kept(buffer.dtype)]
-            lines.append(f"    {element}* {buffer.name} = ({element}*)free_; free_ += bytes_{buffer.name};")
-        return lines
-
-    def _starts(self) -> list[str]:
-        lines = ["      i64 rest = instance; (void)rest;"]
-        for axis in self.kernel.grid:
-            c, step = self._c(axis), self._step(axis)
-            lines.append(f"      const i64 start_{c} = rest % count_{c} * {step}; rest /= count_{c};")
-            lines.append(
-                f"      const i64 length_{c} = least({step}, {self._size(self._axis(axis))} - start_{c}); (void)length_{c};"
-            )
-        for axis, block in self.blocks.items():
-            if block.kind == "whole":
-                c = self._c(axis)
-                lines.append(
-                    f"      const i64 start_{c} = 0, length_{c} = {self._size(self._axis(axis))}; (void)start_{c}; (void)length_{c};"
-                )
-        return lines
-
     def _body(self, body: Sequence[Node]) -> None:
         for node in body:
             match node:
                 case Leaf(item):
                     self._leaf(item)
+                case Begin():
+                    self._begin(node)
+                case End():
+                    self._end(node)
                 case Loop():
                     self._loop(node)
+                case Vectors():
+                    self._vectors(node)
+                case Jam():
+                    self._jam(node)
+                case RegisterTile():
+                    self._register_tile(node)
                 case Walk():
                     self._walk(node)
 
+    def _at(self, axis: str) -> str:
+        return self.names.fresh(f"at_{self._c(axis)}")
+
     def _loop(self, loop: Loop) -> None:
-        if all(map(self._is_done, items_in(loop.body))):
-            return
-        folds = [item for item in folds_of(loop) if folded_axis(item) == loop.axis]
-        if self._is_held(loop, folds):
-            self._held(loop, folds)
-            return
-        for item in folds:
-            if item.value.name not in self.tree.into:
-                self._begin(item, loop)
-        c = self._c(loop.axis)
-        at = self.names.fresh(f"at_{c}")
-        if self._is_vector(loop):
-            copies = UNROLLED if folds else 1
-            accumulators = [i for i in folds if self._accumulates_here(i, loop)]
-            self.emit(f"i64 {at} = 0;")
-            if copies > 1:
-                far = self.names.fresh("far")
-                self.emit(f"const i64 {far} = length_{c} / ({copies} * LANES) * LANES;")
-                sums = [item for item in accumulators if self._is_sum(item)]
-                with self.block(f"while ({at} < {far})") if sums else nullcontext():
-                    until = self.names.fresh("until") if sums else far
-                    if sums:
-                        self.emit(f"const i64 {until} = least({far}, {at} + {STRETCH} * LANES);")
-                    with self.block(f"for (; {at} < {until}; {at} += LANES)"):
-                        for copy in range(copies):
-                            with (
-                                self.block(),
-                                self._inside(Open(loop.axis, f"({at} + {copy} * {far})", True)),
-                            ):
-                                self.part = copy
-                                self._copy(accumulators, copy)
-                                self._vectors(loop)
-                    self.part = None
-                    if sums:
-                        with self.block(f"if ({at} < {far})"):
-                            self._add_to_totals(sums)
-                self.emit(f"{at} = {copies} * {far};")
-            elif (first := self._first_whole(loop.body, loop.axis)) is not None:
-                head = self.names.fresh("head")
-                self.emit(f"const i64 {head} = least({first}, length_{c});")
-                with self.block(f"if ({head})"), self._inside(Open(loop.axis, "0", True, head)):
-                    self._vectors(loop)
-                self.emit(f"{at} = {head};")
-            with (
-                self.block(f"for (; {at} + LANES <= length_{c}; {at} += LANES)"),
-                self._inside(Open(loop.axis, at, True)),
-            ):
-                self._copy(accumulators, 0)
-                self._vectors(loop)
-            left = self.names.fresh("left")
-            with self.block(f"if ({at} < length_{c})"):
-                self.emit(f"const i64 {left} = length_{c} - {at};")
-                with self._inside(Open(loop.axis, at, True, left)):
-                    self._copy(accumulators, 0)
-                    self._vectors(loop)
-        elif self._is_jammed(loop, folds):
-            self.emit(f"i64 {at} = 0;")
-            with self.block(f"for (; {at} + {JAMMED} <= length_{c}; {at} += {JAMMED})"):
-                self.jammed = [Open(loop.axis, f"({at} + {k})") for k in range(JAMMED)]
-                self._body(loop.body)
-                self.jammed = ()
-            with self.block(f"for (; {at} < length_{c}; {at}++)"), self._inside(Open(loop.axis, at)):
-                self._body(loop.body)
-        else:
-            with (
-                self.block(f"for (i64 {at} = 0; {at} < length_{c}; {at}++)"),
-                self._inside(Open(loop.axis, at)),
-            ):
-                self._body(loop.body)
-        for item in folds:
-            self._end(item, loop)
+        at = self._at(loop.axis)
+        with (
+            self.block(f"for (i64 {at} = 0; {at} < length_{self._c(loop.axis)}; {at}++)"),
+            self._inside(Open(loop.axis, at)),
+        ):
+            self._body(loop.body)
 
-    def _is_jammed(self, loop: Loop, folds: Sequence[Define]) -> bool:
-        """Whether a loop folds into sums in memory, by vectors of another axis alone: then some of its positions are taken at
-        once, so that the sums stay in registers meanwhile."""
-        return len(loop.body) == 1 and self._folds_across(loop, folds)
-
-    def _folds_across(self, loop: Loop, folds: Sequence[Define]) -> bool:
-        """Whether all that a loop folds is folded by the loop that ends its body, of vectors of another axis."""
-        inner = loop.body[-1]
-        return (
-            bool(folds)
-            and isinstance(inner, Loop)
-            and self._is_vector(inner)
-            and not any(folded_axis(item) == inner.axis for item in folds_of(inner))
-        )
-
-    def _is_held(self, loop: Loop, folds: Sequence[Define]) -> bool:
-        """Whether a loop folds so that its sums may be in registers all along: what its vectors are made of is in tiles, for a
-        tensor is rather read row by row, and beside it there are only numbers."""
-        if not self._folds_across(loop, folds):
-            return False
-        *before, inner = loop.body
-        assert isinstance(inner, Loop)
-        plain = all(
-            isinstance(leaf, Leaf)
-            and isinstance(leaf.item, Define)
-            and leaf.item not in folds
-            and leaf.item.value.name not in self.tree.memory
-            for leaf in before
-        )
-        return plain and not any(
-            isinstance(leaf, Leaf)
-            and isinstance(leaf.item, Define)
-            and isinstance(leaf.item.op, ir.LoadTile)
-            and inner.axis in leaf.item.value.dims
-            for leaf in inner.body
-        )
-
-    def _held(self, loop: Loop, folds: Sequence[Define]) -> None:
-        """A loop that folds, by vectors of another axis: that axis outside, several of its vectors at once, whose sums are in
-        registers all along."""
-        inner = loop.body[-1]
-        assert isinstance(inner, Loop)
-        c, around, at = self._c(inner.axis), self._c(loop.axis), self.names.fresh(f"at_{self._c(inner.axis)}")
-        several = max(1, HELD // sum(len(self._states(item)) for item in folds))
+    def _vectors(self, loop: Vectors) -> None:
+        c, at, folds = self._c(loop.axis), self._at(loop.axis), folds_along(loop)
         self.emit(f"i64 {at} = 0;")
-        for count in dict.fromkeys((several, max(1, several // 2), 1)):
-            with self.block(f"for (; {at} + {count} * LANES <= length_{c}; {at} += {count} * LANES)"):
-                places = [Open(inner.axis, f"({at} + {k} * LANES)", True) for k in range(count)]
-                self._held_vectors(loop, inner, folds, places, around)
+        if loop.parts > 1:
+            self._in_parts(loop, at, folds)
+        elif loop.aligned is not None:
+            head = self.names.fresh("head")
+            self.emit(
+                f"const i64 {head} = least({self._first_whole(loop.aligned.store, loop.axis)}, length_{c});"
+            )
+            with self.block(f"if ({head})"), self._inside(Open(loop.axis, "0", True, head)):
+                self._each_vector(loop)
+            self.emit(f"{at} = {head};")
+        with (
+            self.block(f"for (; {at} + LANES <= length_{c}; {at} += LANES)"),
+            self._inside(Open(loop.axis, at, True)),
+        ):
+            self._copy(folds, 0)
+            self._each_vector(loop)
         left = self.names.fresh("left")
         with self.block(f"if ({at} < length_{c})"):
             self.emit(f"const i64 {left} = length_{c} - {at};")
-            self._held_vectors(loop, inner, folds, [Open(inner.axis, at, True, left)], around)
+            with self._inside(Open(loop.axis, at, True, left)):
+                self._copy(folds, 0)
+                self._each_vector(loop)
 
-    def _held_vectors(
-        self, loop: Loop, inner: Loop, folds: Sequence[Define], places: Sequence[Open], around: str
-    ) -> None:
+    def _in_parts(self, loop: Vectors, at: str, folds: Sequence[Define]) -> None:
+        """A vector of each part of an axis at once, each with accumulators of its own."""
+        far, parts = self.names.fresh("far"), loop.parts
+        self.emit(f"const i64 {far} = length_{self._c(loop.axis)} / ({parts} * LANES) * LANES;")
+        sums = [item for item in folds if self._is_sum(item)]
+        with self.block(f"while ({at} < {far})") if sums else nullcontext():
+            until = self.names.fresh("until") if sums else far
+            if sums:
+                self.emit(f"const i64 {until} = least({far}, {at} + {STRETCH} * LANES);")
+            with self.block(f"for (; {at} < {until}; {at} += LANES)"):
+                for self.part in range(parts):
+                    with self.block(), self._inside(Open(loop.axis, f"({at} + {self.part} * {far})", True)):
+                        self._copy(folds, self.part)
+                        self._each_vector(loop)
+            self.part = None
+            if sums:
+                with self.block(f"if ({at} < {far})"):
+                    self._add_to_totals(sums)
+        self.emit(f"{at} = {parts} * {far};")
+
+    def _each_vector(self, loop: Vectors) -> None:
+        """The body of a loop of vectors, for each position of a loop around it that is taken at once with others."""
+        if not self.jammed:
+            self._body(loop.body)
+            return
+        vector = self.loops.pop()
+        for around in self.jammed:
+            with self.block(), self._inside(around), self._inside(vector):
+                self._body(loop.body)
+        self.loops.append(vector)
+
+    def _jam(self, jam: Jam) -> None:
+        c, at, count = self._c(jam.axis), self._at(jam.axis), jam.count
+        self.emit(f"i64 {at} = 0;")
+        with self.block(f"for (; {at} + {count} <= length_{c}; {at} += {count})"):
+            self.jammed = [Open(jam.axis, f"({at} + {k})") for k in range(count)]
+            self._body(jam.body)
+            self.jammed = ()
+        with self.block(f"for (; {at} < length_{c}; {at}++)"), self._inside(Open(jam.axis, at)):
+            self._body(jam.body)
+
+    def _register_tile(self, tile: RegisterTile) -> None:
+        axis = tile.vectors.axis
+        c, at = self._c(axis), self._at(axis)
+        self.emit(f"i64 {at} = 0;")
+        for count in tile.counts:
+            with self.block(f"for (; {at} + {count} * LANES <= length_{c}; {at} += {count} * LANES)"):
+                self._tile_of(tile, [Open(axis, f"({at} + {k} * LANES)", True) for k in range(count)])
+        left = self.names.fresh("left")
+        with self.block(f"if ({at} < length_{c})"):
+            self.emit(f"const i64 {left} = length_{c} - {at};")
+            self._tile_of(tile, [Open(axis, at, True, left)])
+
+    def _tile_of(self, tile: RegisterTile, places: Sequence[Open]) -> None:
+        """The sums of some vectors, along the whole axis."""
+        folds, c = folds_along(tile), self._c(tile.axis)
         states = [
             (name, dtype, number(identity(op, dtype), dtype))
             for item in folds
@@ -321,34 +237,23 @@ class _KernelPrinter(Whole):
         for name, dtype, first in states:
             sums = ", ".join(f"{one} = splat({first})" for one in held[name])
             self.emit(f"{type_of(dtype, True)} {sums};")
-        at = self.names.fresh(f"at_{around}")
+        at = self._at(tile.axis)
         with (
-            self.block(f"for (i64 {at} = 0; {at} < length_{around}; {at}++)"),
-            self._inside(Open(loop.axis, at)),
+            self.block(f"for (i64 {at} = 0; {at} < length_{c}; {at}++)"),
+            self._inside(Open(tile.axis, at)),
         ):
-            self._body(loop.body[:-1])
+            self._body(tile.before)
             for k, place in enumerate(places):
                 with self.block(), self._inside(place):
                     for name, _, _ in states:
                         self.bind(f"held {name}", held[name][k], True)
-                    self._body(inner.body)
+                    self._body(tile.vectors.body)
         for item in folds:
             for name in self._states(item):
                 buffer = self._accumulating(name, item)
                 for k, place in enumerate(places):
                     with self._inside(place):
                         self._put(kept(buffer.dtype), *self._address(buffer), held[name][k], True)
-
-    def _vectors(self, loop: Loop) -> None:
-        """The body of a loop of vectors, for each position of a loop around it that is taken at once with others."""
-        if not self.jammed:
-            self._body(loop.body)
-            return
-        vector = self.loops.pop()
-        for around in self.jammed:
-            with self.block(), self._inside(around), self._inside(vector):
-                self._body(loop.body)
-        self.loops.append(vector)
 
     def _walk(self, walk: Walk) -> None:
         loop, c = walk.blocks.loop, self._c(walk.blocks.loop.axis)
@@ -405,8 +310,6 @@ class _KernelPrinter(Whole):
             self.emit(f"{name} = {following};")
 
     def _leaf(self, item: Define | Put) -> None:
-        if self._is_done(item):
-            return
         if isinstance(item, Put):
             self._store(item.store)
             return

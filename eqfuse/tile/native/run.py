@@ -18,7 +18,7 @@ from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.memory import outputs
 from eqfuse.tile.native.printer import source_of
 from eqfuse.tile.native.products import give
-from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
+from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, loaded_dtypes, resolve_extents
 from eqfuse.tile.walk import nested, ops_of
 
 Unit = frozenset[tuple[str, int]]
@@ -41,20 +41,7 @@ class NativeProgram:
         self.dtypes = buffer_dtypes(program)
         self.loaded = loaded_dtypes(program)
         self.sizes = resolve_extents(program, extents, shards)
-        names = (*sorted(ranks), *(buffer.name for buffer in program.buffers))
-        ranks = {**ranks, **{buffer.name: len(buffer.axes) for buffer in program.buffers}}
-        arguments = {
-            stmt.op.name: stmt.value.dtype
-            for kernel in program.kernels
-            for stmt in nested(kernel.body)
-            if isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.Argument)
-        }
-        integers = tuple(sorted(n for n, d in arguments.items() if d in ("bool", "i32", "i64")))
-        reals = tuple(sorted(n for n in arguments if n not in integers))
-        buffers = frozenset((b.name, len(b.axes) - 1) for b in program.buffers if b.axes)
-        self.interface = Interface(
-            names, ranks, tuple(sorted(self.sizes)), reals, integers, unit | buffers, self.loaded
-        )
+        self.interface = Interface.of(program, ranks, unit, self.sizes)
         self.text = source_of(program, self.interface, self.sizes)
         self._library = library_of(self.text, flags)
         if any(isinstance(getattr(s, "op", None), ir.Dot) for k in program.kernels for s in nested(k.body)):
@@ -207,13 +194,3 @@ def prepared(tensor: torch.Tensor, wanted: str | None) -> torch.Tensor:
     tensor = tensor.detach() if tensor.requires_grad else tensor
     dtype = tensor.dtype if wanted is None else TORCH_DTYPES[wanted]
     return tensor if dtype == tensor.dtype else tensor.to(dtype)
-
-
-def loaded_dtypes(program: ir.TileProgram) -> dict[str, str]:
-    """The dtype that each tensor is loaded in."""
-    return {
-        stmt.op.tensor: stmt.value.dtype
-        for kernel in program.kernels
-        for stmt in nested(kernel.body)
-        if isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.LoadTile)
-    }

@@ -10,7 +10,6 @@ from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.native.ahead import PARTS
 from eqfuse.tile.native.context import Context, Open
-from eqfuse.tile.native.nodes import Leaf, Node, Put
 from eqfuse.tile.native.text import (
     ELEMENTS,
     converted,
@@ -174,26 +173,17 @@ class Tensors(Context):
         """The name of what says whether a tensor is larger than the caches."""
         return f"{self._tensor(tensor)}_past"
 
-    def _first_whole(self, body: Sequence[Node], axis: str) -> str | None:
-        """How many positions of a loop of vectors come before those that are stored as whole vectors past the caches;
-        None where nothing is stored so."""
-        for node in body:
-            store = node.item.store if isinstance(node, Leaf) and isinstance(node.item, Put) else None
-            if store is None or store.mask is not None or self._axis_of(store.index[-1]) != axis:
-                continue
-            if not all(map(self._is_position, store.index)):
-                continue
-            if (store.tensor, len(store.index) - 1) in self.interface.unit:
-                self.used.add(store.tensor)
-                self.streamed.add(store.tensor)
-                with self._inside(Open(axis, "0", wide=True)):
-                    places = (
-                        f"(i64)({self._first_position(at)}) * {self._stride(store.tensor, k)}"
-                        for k, at in enumerate(store.index)
-                    )
-                    place = " + ".join([self._tensor(store.tensor), *places])
-                return f"{self._past(store.tensor)} ? before_whole({place}) : 0"
-        return None
+    def _first_whole(self, store: ir.Store, axis: str) -> str:
+        """How many positions of a loop of vectors come before those that are stored as whole vectors past the caches."""
+        self.used.add(store.tensor)
+        self.streamed.add(store.tensor)
+        with self._inside(Open(axis, "0", wide=True)):
+            places = (
+                f"(i64)({self._first_position(at)}) * {self._stride(store.tensor, k)}"
+                for k, at in enumerate(store.index)
+            )
+            place = " + ".join([self._tensor(store.tensor), *places])
+        return f"{self._past(store.tensor)} ? before_whole({place}) : 0"
 
     def _first_position(self, at: ir.Value) -> str:
         op = self.tree.defined[at.name].op

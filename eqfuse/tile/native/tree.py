@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import FUNCTIONS
 from eqfuse.tile import nodes as ir
-from eqfuse.tile.native.nodes import Blocks, Define, Item, Leaf, Loop, Node, NotNative, Put, Walk
+from eqfuse.tile.native.nodes import Blocks, Define, Item, Leaf, Loop, Node, NotNative, Put, Walk, items_in
 from eqfuse.tile.walk import operands
 
 Path = tuple[Loop, ...]
@@ -379,6 +379,16 @@ class Tree:
         if name in self.carried:
             self.memory[name] = ()
 
+    def last(self, name: str) -> str:
+        """The sum that a value is added to, if it is nothing else; or the value."""
+        while name in self.into:
+            name = self.into[name]
+        return name
+
+    def is_unit(self, tensor: str, place: int) -> bool:
+        """Whether neighbours along a dimension of a tensor are neighbours in memory."""
+        return (tensor, place) in self._unit
+
     def uses(self, name: str) -> int:
         """How often a value is read."""
         reads = [v.name for item in items_in(self.body) for v in _all_reads(item)]
@@ -526,19 +536,11 @@ def _made(node: Node) -> list[str]:
             return []
 
 
-def items_in(body: Sequence[Node]) -> Iterable[Define | Put]:
-    for node in body:
-        if isinstance(node, Leaf):
-            yield node.item
-        else:
-            yield from items_in(node.body)
-
-
 def _walks(body: Sequence[Node]) -> Iterable[Walk]:
     for node in body:
         if isinstance(node, Walk):
             yield node
-        if not isinstance(node, Leaf):
+        if isinstance(node, Loop | Walk):
             yield from _walks(node.body)
 
 
@@ -550,6 +552,7 @@ def _prune(body: list[Node], needed: set[str]) -> None:
             if isinstance(node.item, Put) or node.item.value.name in needed:
                 kept.append(node)
             continue
+        assert isinstance(node, Loop | Walk)
         _prune(node.body, needed)
         if node.body or isinstance(node, Walk):
             kept.append(node)
