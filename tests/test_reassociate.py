@@ -256,3 +256,17 @@ def test_wrong_orders_are_refused(text: str, place: int, monkeypatch: pytest.Mon
     )
     kernel = eq.compile(text, target="cpu", native="off")
     assert isinstance(kernel.refused, VerificationError) and not kernel.plan.order
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "e = mean[j](min(sum[k](-1), y[j] * sum[k](-1)) - z[j])",
+        "g[j] = mean[k](sum[i](-1) - 3)",
+        "y[i] = sum[j](sum[k](x[i,k] * w[k,j]) + 2)",
+        "y[i] = sum[j]((sum[k](x[i,k] * w[k,j]) + 2) * 3 - 1)",
+    ],
+)
+def test_terms_may_be_numbers(text: str) -> None:
+    kernel = eq.compile(text, target="cpu", native="off")
+    assert kernel.certificate.ok and not kernel.derivation.proof.gaps

@@ -283,7 +283,7 @@ class _Orders:
             inner = block_of(part)
             before, after = block.factors[:place], block.factors[place + 1 :]
             rest = replace(block, factors=(*before, *after))
-            inner = inner if _are_new(inner.axes, rest) else Block((part,))
+            inner = inner if inner.factors and _are_new(inner.axes, rest) else Block((part,))
             made = replace(rest.times(inner), factors=(*before, *inner.factors, *after))
             made_of.append((is_added, min(self._orders(made, terms), key=self.cost)))
         return _total(made_of)

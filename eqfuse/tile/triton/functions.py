@@ -301,7 +301,7 @@ def floor(x):
     "floordiv_real": """
 def floordiv_real(a, b):
     # Rounded down, as torch and numpy do it: a rounded quotient may be the integer above.
-    rest = libdevice.fmod(a, b)
+    rest = tl.where(tl.abs(a) < tl.abs(b), a, libdevice.fmod(a, b))
     if rest.dtype == tl.float64:
         plain, quotient = a / b, (a - rest) / b
     else:
@@ -312,8 +312,8 @@ def floordiv_real(a, b):
 """,
     "mod_real": """
 def mod_real(a, b):
-    # Exact, of the sign of b.
-    rest = libdevice.fmod(a, b)
+    # Exact, of the sign of b. The GPU's fmod takes a denormal number for 0.
+    rest = tl.where(tl.abs(a) < tl.abs(b), a, libdevice.fmod(a, b))
     return tl.where((rest != 0.0) & ((rest < 0.0) != (b < 0.0)), rest + b, rest)
 """,
     "rsqrt": """
