@@ -10,6 +10,7 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.shape import Shape
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.contraction import Contraction
+from eqfuse.loops.contraction import Product as Factors
 from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.plan import KernelConfig
@@ -97,7 +98,7 @@ def shared_by_stages(
     kernel: Kernel, blocks: Mapping[str, int], stages: Sequence[int], shape: Shape
 ) -> list[int]:
     """`shared_bytes` for several numbers of stages."""
-    held, loaded = _operand_bytes(kernel, blocks, shape)
+    held, loaded, made_of = _operand_bytes(kernel, blocks, shape)
 
     def one_stage(loads: Iterable[Load]) -> int:
         return sum(size_of(free_axes(load), blocks) * shape.itemsize(load.tensor) for load in loads)
@@ -111,17 +112,17 @@ def shared_by_stages(
     found = []
     for count in stages:
         operands = sum(max(once, count * each) for once, each in loaded.values())
-        found.append(max(held + operands + (count - in_use) * prefetched, passing))
+        found.append(max(held + operands + (count - in_use) * prefetched + (count - 1) * made_of, passing))
     return found
 
 
 def _operand_bytes(
     kernel: Kernel, blocks: Mapping[str, int], shape: Shape
-) -> tuple[int, dict[Load, tuple[int, int]]]:
-    """The bytes of computed operands of all matrix products; and those of each loaded one, where no loop loads it, and for each
-    stage, where a loop does. What several products load is there once, as the one that takes most. A product that walks its
-    own axis in steps streams both operands."""
-    held = 0
+) -> tuple[int, dict[Load, tuple[int, int]], int]:
+    """The bytes of computed operands of all matrix products; those of each loaded one, where no loop loads it, and for each
+    stage, where a loop does; and those of what computed ones are made of, which all stages but the one in use have. What several
+    products load is there once, as the one that takes most. A product that walks its own axis in steps streams both operands."""
+    held, ahead = 0, dict[Load, None]()
     loaded: dict[Load, tuple[int, int]] = {}
     for product in products(kernel):
         axis = product.contraction.axis
@@ -137,7 +138,17 @@ def _operand_bytes(
             once, each = loaded.get(operand.load, (0, 0))
             again = operand.streamed or stepped
             loaded[operand.load] = (once, max(each, size)) if again else (max(once, size), each)
-    return held, loaded
+        for side, operand in ((product.contraction.left, left), (product.contraction.right, right)):
+            parts = _loads_of(side) if stepped and operand.load is None else ()
+            ahead.update(dict.fromkeys(load for load in parts if axis in free_axes(load)))
+    made_of = (size_of(free_axes(n), blocks) * shape.itemsize(n.tensor) for n in ahead if n not in loaded)
+    return held, loaded, sum(made_of)
+
+
+def _loads_of(side: Factors) -> list[Load]:
+    """What a computed operand is made of, but for what its own products load."""
+    inner = {n for part in walk(*side.parts) if isinstance(part, Reduce) for n in walk(part.body)}
+    return [n for n in walk(*side.parts) if isinstance(n, Load) and n not in inner]
 
 
 def _converted_bytes(kernel: Kernel, blocks: Mapping[str, int]) -> int:
