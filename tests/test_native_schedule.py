@@ -14,7 +14,18 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.native import schedule
 from eqfuse.tile.native.context import Context, CppNames, Interface
 from eqfuse.tile.native.listing import show
-from eqfuse.tile.native.nodes import Begin, End, Jam, Leaf, Loop, Node, RegisterTile, Vectors, items_in
+from eqfuse.tile.native.nodes import (
+    Begin,
+    Define,
+    End,
+    Jam,
+    Leaf,
+    Loop,
+    Node,
+    RegisterTile,
+    Vectors,
+    items_in,
+)
 from eqfuse.tile.native.run import unit_dims
 from eqfuse.tile.native.schedule import Pass, check, scheduled
 from eqfuse.tile.storage import resolve_extents
@@ -143,3 +154,15 @@ def test_a_register_tile_is_inside_no_loop_over_its_vectors() -> None:
     assert isinstance(tile.vectors, Vectors)
     with pytest.raises(TileError, match="inside of one"):
         check([Loop("r", [Loop("c", [tile])])])
+
+
+def test_a_sum_that_a_product_adds_to_begins_before_the_loop_over_its_axis() -> None:
+    """The loops over the sums of the product's positions are gone, what they begin is not."""
+    source = "y[o,v,x] = sum[p,q,c](relu(i[c,v + p,x + q]) * w[o,c,p,q])\nv: axis[7]\nx: axis[19]"
+    tree = context(source, i=torch.randn(5, 9, 21), w=torch.randn(20, 5, 3, 3)).tree
+    body, (total,) = scheduled(tree), set(tree.into.values()) - set(tree.into)
+    (at,) = (n for n, node in enumerate(body) if isinstance(node, Begin) and node.item.value.name == total)
+    assert body[at].place == "memory" and any(
+        isinstance(node, Loop) and node.axis == "p" for node in body[at:]
+    )
+    assert total not in {item.value.name for item in items_in(body) if isinstance(item, Define)}

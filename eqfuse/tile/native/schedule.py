@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeGuard
 
 from eqfuse.terms.folds import fold_of
@@ -21,6 +20,7 @@ from eqfuse.tile.native.nodes import (
     Jam,
     Leaf,
     Loop,
+    Nest,
     Node,
     Place,
     Put,
@@ -92,9 +92,8 @@ def _is_done(item: Define | Put, tree: Tree) -> bool:
     return isinstance(item.op, ir.ReduceTile) and tree.into.get(item.op.value.name) == item.value.name
 
 
-def _without_done_loops(body: list[Node], tree: Tree) -> list[Node]:
-    done = partial(_is_done, tree=tree)
-    return _changed(body, lambda loop: () if all(map(done, items_in(loop.body))) else (loop,))
+def _all_done(node: Nest, tree: Tree) -> bool:
+    return all(_is_done(item, tree) for item in items_in(node.body))
 
 
 def _without_done_items(body: Sequence[Node], tree: Tree) -> list[Node]:
@@ -102,6 +101,8 @@ def _without_done_items(body: Sequence[Node], tree: Tree) -> list[Node]:
     for node in body:
         match node:
             case Leaf(item) if _is_done(item, tree):
+                continue
+            case Loop() | Vectors() | Jam() | RegisterTile() if _all_done(node, tree):
                 continue
             case Loop() | Walk():
                 found.append(replace(node, body=_without_done_items(node.body, tree)))
@@ -236,7 +237,7 @@ def _accumulated(body: Sequence[Node], tree: Tree) -> list[Node]:
                 made: Node = replace(node, body=_accumulated(node.body, tree))
             case _:
                 made = node
-        if isinstance(node, Loop | Vectors | Jam):
+        if isinstance(node, Loop | Vectors | Jam) and not _all_done(node, tree):
             places = {item: _place(item, node) for item in folds_along(node)}
             begun = {item: place for item, place in places.items() if item.value.name not in tree.into}
             ended = {item: place for item, place in places.items() if place != "memory"}
@@ -257,11 +258,6 @@ def _place(item: Define, loop: Loop | Vectors | Jam) -> Place:
 
 PASSES = (
     Pass(
-        "drop loops",
-        _without_done_loops,
-        "a product is made where the sums and stores that read it would put it",
-    ),
-    Pass(
         "vectorize", _in_vectors, "an innermost loop whose items have vector forms takes vectors of positions"
     ),
     Pass(
@@ -271,7 +267,11 @@ PASSES = (
     ),
     Pass("jam", _jammed, "sums across vectors stay in registers for some positions of the folded axis"),
     Pass("accumulate", _accumulated, "where the states of folds are, and that lanes are combined afterwards"),
-    Pass("drop items", _without_done_items, "what a product has done already"),
+    Pass(
+        "drop items",
+        _without_done_items,
+        "a product is made where the sums and stores that read it would put it: they still say where it begins",
+    ),
 )
 
 
