@@ -79,6 +79,7 @@ class World:
                     least = self.value(small) if name == "le" else self._applied("abs", [self.value(small)])
                     self.values[large] = self.domain.call("add", [least, gap])
         self._define_moments()
+        self._define_masks()
         for node in self.conditions:
             match node:
                 case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
@@ -124,6 +125,25 @@ class World:
                     self.values[above] = self.value(equal[above])
                 parts = [self.variable(above), self.variable(below)]
                 self.values[quotient] = self.domain.call("div", parts)
+
+    def _define_masks(self) -> None:
+        """Masks that hold where two others do, or at one position of an axis or none."""
+        for name, args in self.facts:
+            names = [arg.id for arg in args if isinstance(arg, ast.Name)]
+            match name, names:
+                case "both", [both, *others]:
+                    self.values[both] = self._applied("minimum", list(map(self.variable, others)))
+                case "selects", [mask, value, inside, read, axis]:
+                    place, shape = self.axis(axis), [1, 1]
+                    shape[place] = count = self.positions[place]
+                    chosen = self.rng.integers(0, count + 1, (SAMPLES, 1, 1))
+                    numbers = np.where(np.arange(count).reshape(shape) == chosen, 1.0, -1.0)
+                    self.values[mask] = drawn_in(self.domain, self.draw, numbers, self.rng)
+                    self.values[inside] = self._reduced("max", axis, self.values[mask])
+                    kept = self.domain.where(
+                        self._truth(self.values[mask]), self.variable(value), self._full(0.0)
+                    )
+                    self.values[read] = self._reduced("sum", axis, kept)
 
     def _decompose(self, relation: str, names: Sequence[str]) -> None:
         """The first variable, made as the relation says of the others; the axis comes last."""
@@ -344,6 +364,11 @@ class World:
                 case "moment", [total, weight, value, count]:
                     sums = [np.sum(part, along, keepdims=True) for part in (weight * value, weight)]
                     return _agree(total, sums[0]) & _agree(count, sums[1])
+                case "both", [mask, one, other]:
+                    return _every((mask > 0) == ((one > 0) & (other > 0)))
+                case "selects", [mask, value, inside, read]:
+                    count = np.sum(mask > 0, along, keepdims=True)
+                    return _every((count == (inside > 0)) & (~(mask > 0) | _close(value, read)))
                 case "masked", [value, mask]:
                     return ~_some(np.isinf(value) & (mask > 0).any(1, keepdims=True))
                 case "factors", [whole, c, m]:

@@ -268,7 +268,8 @@ def _turns(kernel: LoopKernel, axes: Iterable[str], counts: Mapping[str, int]) -
 
 
 def of_form(candidate: Candidate, form: Form, order: tuple[Output, ...] = ()) -> Candidate:
-    return replace(candidate, plan=replace(candidate.plan, form=form, order=order))
+    nest = replace(candidate.nest, order=order)
+    return replace(candidate, plan=replace(candidate.plan, form=form, order=order), nest=nest)
 
 
 def by_cost(found: Iterable[Candidate]) -> list[Candidate]:

@@ -34,7 +34,7 @@ from __future__ import annotations
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.hashed import Hashed, hash_of
 from eqfuse.listed import Listed
-from eqfuse.terms.nodes import Expr
+from eqfuse.terms.nodes import Expr, Output
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,14 @@ class Nest(Hashed, Listed):
     """`buffers` has the outputs in the program's order, which is that of the results of a call.
 
     `domains` maps an axis that has no extent of its own (renamed copies) to the one that has; `shards` maps a
-    synthetic shard axis to the axis that it divides.
+    synthetic shard axis to the axis that it divides. `order` has the outputs in the order of sums and products that it was made
+    from, where that is not the one in which the program is written.
     """
 
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
     domains: tuple[tuple[str, str], ...] = ()
     shards: tuple[tuple[str, str], ...] = ()
+    order: tuple[Output, ...] = ()
 
     __hash__ = hash_of

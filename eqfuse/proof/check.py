@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.proof.elaborate import free_names
 from eqfuse.proof.nodes import Chain, Differ, Equal, Fact, Holds, Inference, Premise, Proof, Step, rests_on
+from eqfuse.proof.positions import conjuncts, selects
 from eqfuse.proof.syntax import Term, instance, number, replaced_at, subterm, term, walk, word_instance
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.constructors import HEADS
@@ -183,7 +184,8 @@ class Ground:
     """What may be taken as given: what can be read off names, numbers and the program.
 
     `values` gives what names stand for, `scalars` the run-time scalars, `states` the values over parts that a merge
-    may use, `split` the axis that has parts (any, where that is None), `exponents` those that the program has.
+    may use, `split` the axis that has parts (any, where that is None), `exponents` those that the program has, `integers` the
+    tensors and scalars that hold integers.
     """
 
     values: Mapping[str, Term] = field(default_factory=dict)
@@ -191,6 +193,7 @@ class Ground:
     states: Collection[Term] = ()
     split: str | None = None
     exponents: Collection[Term] = ()
+    integers: Collection[str] = ()
 
     def holds(self, relation: str, args: tuple[Argument, ...]) -> bool:
         """Whether a fact is true by the structure of what it is about."""
@@ -212,6 +215,20 @@ class Ground:
                 return text.startswith("N(") and text[2:-1].isidentifier()
             case "count", (Term(head="Leaf", words=(text,)), str(axis), "ALL"):
                 return text == f"N({axis})"
+            case "both", (
+                Term(head="Leaf", words=(text,)),
+                Term(head="Leaf", words=(one,)),
+                Term(head="Leaf", words=(other,)),
+            ):
+                return conjuncts(text) == conjuncts(one) + conjuncts(other)
+            case "selects", (
+                Term(head="Leaf", words=(text,)),
+                Term() as value,
+                Term(head="Leaf", words=(inside,)),
+                Term() as read,
+                str(axis),
+            ):
+                return selects(text, value, inside, read, axis, self.integers, self.scalars)
             case "scalar", (Term(head="Leaf", words=(text,)),):
                 return text in self.scalars
             case "state", (Term() as a,):

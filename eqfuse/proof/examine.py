@@ -35,6 +35,7 @@ from eqfuse.proof.nodes import (
 from eqfuse.proof.syntax import Term, term, walk
 from eqfuse.proof.trial import Untried, tried
 from eqfuse.rules.rule import Rule
+from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.folds import PAIR
 from eqfuse.terms.nodes import Expr, Load, Program
 from eqfuse.terms.parser import parse
@@ -251,7 +252,11 @@ class _Examiner:
         exponents = {
             node.args[0] for _, _, definition in defined for node in walk(definition) if node.head == "Exp"
         }
-        replay = Replay(self.rules, Ground(scalars=self.program.scalars, exponents=exponents))
+        program = self.program
+        declared = (tensor.name for tensor in program.tensors if tensor.dtype in INTEGERS)
+        integers = frozenset({*program.integers, *program.integer_tensors, *declared})
+        ground = Ground(scalars=program.scalars, exponents=exponents, integers=integers)
+        replay = Replay(self.rules, ground)
         for output, (_, _, definition) in zip(self.proof.outputs, defined, strict=True):
             if output.definition is not definition:
                 raise Refused(f"output {output.name}", "its definition is not that of the program")

@@ -1,13 +1,14 @@
 """Proofs that two orders of sums and products are equal: both are rewritten to one normal form, by rules of
 `tables/reassociate.py`, and the steps of one are read backward.
 
-The normal form of a term that is made of sums, products and negations is a sum of terms, each a product summed over
-its axes, perhaps negated: axes, factors and terms in an order of their own. What such a term is not made of is a factor, in
-which the terms are brought to normal form first.
+The normal form of a term that is made of sums, products, negations and masks is a sum of terms, each a product under masks, summed
+over its axes, perhaps negated: axes, masks, factors and terms in an order of their own. An axis of which a mask selects one position is
+read there, and summed no more. What such a term is not made of is a factor, in which the terms are brought to normal form first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from eqfuse.proof.check import Argument, Statement, read_rule
@@ -17,21 +18,24 @@ from eqfuse.proof.nodes import Chain, Differ, Fact, Holds, Inference, Premise, S
 from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.constructors import CONSTRUCTORS
+from eqfuse.rules.reassociate import compared, inside_of, read_at
+from eqfuse.terms.nodes import Call, Expr, free_axes, substitute_axes
+from eqfuse.terms.types import kind
 
 MOST_STEPS = 4000
 """Steps of one proof; a form that takes more is not proved."""
 
-ONE = number("1")
+ONE, ZERO = number("1"), number("0")
 _ROWS = {row.head: row for row in CONSTRUCTORS}
 _READINGS = {rule.name: read_rule(rule) for ruleset in EVERY for rule in ruleset.rules}
 
 
-def reordered(start: Term, goal: Term) -> Chain:
-    """The steps from a term to another one in which sums and products have another order. Raises Unproved where they are not
-    equal by that alone."""
+def reordered(start: Term, goal: Term, leaves: Mapping[str, Expr], dtypes: Mapping[str, str]) -> Chain:
+    """The steps from a term to another one in which sums and products have another order. `leaves` are what their leaves are made of,
+    `dtypes` those of the inputs. Raises Unproved where they are not equal by that alone."""
     if start is goal:
         return ()
-    there, back = _Path(start), _Path(goal)
+    there, back = (_Path(each, dict(leaves), dtypes) for each in (start, goal))
     for path in (there, back):
         path.normalise(())
     if there.root is not back.root:
@@ -45,8 +49,9 @@ def reordered(start: Term, goal: Term) -> Chain:
 class _Path:
     """A term that is rewritten, and the steps that it has come by."""
 
-    def __init__(self, root: Term) -> None:
+    def __init__(self, root: Term, leaves: dict[str, Expr], dtypes: Mapping[str, str]) -> None:
         self.root = root
+        self._leaves, self._dtypes = leaves, dtypes
         self.steps: list[Step] = []
 
     def normalise(self, at: Position) -> None:
@@ -75,6 +80,46 @@ class _Path:
             case "Mul", _, (_, Term(head="Neg")):
                 self.step("neg-out-right", at)
                 self._inside(at)
+            case "Mul", _, (Term(head="Num", words=("1",)), _):
+                self.step("one-times", at)
+            case "Mul", _, (Term(head="Where", args=(_, _, Term(head="Num", words=("0",)))), _):
+                self.step("mask-factor", at)
+                self._inside(at, 1)
+            case "Mul", _, (_, Term(head="Where", args=(_, _, Term(head="Num", words=("0",))))):
+                self.step("commute-factors", at)
+                self.top(at)
+            case "Where", _, (_, Term(head="Neg"), Term(head="Num", words=("0",))):
+                self.step("mask-negated", at)
+                self._inside(at)
+            case "Where", _, (_, Term(head="Add"), Term(head="Num", words=("0",))):
+                self.step("mask-terms", at)
+                self._both(at)
+            case "Where", _, (
+                mask,
+                Term(head="Red", words=("sum", axis, _)),
+                Term(head="Num", words=("0",)),
+            ) if axis not in free_names(mask, {}):
+                self.step("mask-sum", at)
+                self._inside(at)
+            case "Where", _, (Term(head="Leaf", words=(text,)), _, Term(head="Num", words=("0",))) if (
+                parts := self._conjuncts(text)
+            ):
+                one, other = map(self._leaf, parts)
+                self.step("mask-both", at, r=one, s=other)
+                self._inside(at, 1)
+            case "Where", _, (
+                mask,
+                Term(head="Where", args=(inner, _, Term(head="Num", words=("0",)))),
+                Term(head="Num", words=("0",)),
+            ) if mask is inner:
+                self.step("mask-twice", at)
+            case "Where", _, (
+                mask,
+                Term(head="Where", args=(inner, _, Term(head="Num", words=("0",)))),
+                Term(head="Num", words=("0",)),
+            ) if _key(inner) < _key(mask):
+                self.step("commute-masks", at)
+                self._inside(at, 1)
             case "Mul", _, (_, Term(head="Red", words=("sum", *_), args=(body,))) if body is not ONE:
                 self.step("factor-in", at)
                 self._inside(at)
@@ -105,6 +150,8 @@ class _Path:
             case "Red", ("sum", axis, _), (body,) if body is not ONE and axis not in free_names(body, {}):
                 self.step("sum-fixed", at, n=term("Leaf", (f"N({axis})",)))
                 self.top(at)
+            case "Red", ("sum", axis, _), _ if (depth := self._selecting(at, axis)) is not None:
+                self._select(at, axis, depth)
             case "Red", ("sum", axis, _), (Term(head="Red", words=("sum", inner, _)),) if inner < axis:
                 self.step("commute-sums", at)
                 self._inside(at)
@@ -114,9 +161,76 @@ class _Path:
         self.top((*at, 1))
         self.top(at)
 
-    def _inside(self, at: Position) -> None:
-        self.top((*at, 0))
+    def _inside(self, at: Position, place: int = 0) -> None:
+        self.top((*at, place))
         self.top(at)
+
+    # Masks --------------------------------------------------------------------------------------
+
+    def _leaf(self, value: Expr) -> Term:
+        """The leaf of an expression that rules do not look into."""
+        self._leaves[str(value)] = value
+        return term("Leaf", (str(value),))
+
+    def _conjuncts(self, text: str) -> tuple[Expr, Expr] | None:
+        """The two conditions that one says to hold."""
+        match self._leaves.get(text):
+            case Call("and", (one, other)):
+                return one, other
+        return None
+
+    def _selecting(self, at: Position, axis: str) -> tuple[int, int] | None:
+        """Of how many sums and how many masks there are between a sum and the mask that selects a position of its axis."""
+        here, sums, masks = subterm(self.root, (*at, 0)), 0, 0
+        while here.head == "Red" and here.words[0] == "sum":
+            here, sums = here.args[0], sums + 1
+        while here.head == "Where" and here.args[2] is ZERO:
+            mask = here.args[0]
+            if mask.head == "Leaf" and self._position(mask.words[0], axis) is not None:
+                return sums, masks
+            here, masks = here.args[1], masks + 1
+        return None
+
+    def _position(self, text: str, axis: str) -> tuple[Expr, Expr] | None:
+        """The position of an axis that a mask selects, and whether it is one."""
+        found = self._leaves.get(text)
+        at = compared(found, axis) if found is not None else None
+        if at is None or kind(at, self._dtypes) != "int":
+            return None
+        inside = inside_of(at, axis)
+        return None if inside is None else (read_at(at), inside)
+
+    def _select(self, at: Position, axis: str, depth: tuple[int, int]) -> None:
+        """Brings a sum next to the mask that selects a position of its axis, and reads what it sums there."""
+        sums, masks = depth
+        place = at
+        for _ in range(sums):
+            self.step("commute-sums", place)
+            place = (*place, 0)
+        for level in reversed(range(masks)):
+            self.step("commute-masks", (*place, 0, *(1,) * level))
+        mask, value, _ = subterm(self.root, (*place, 0)).args
+        found = self._position(mask.words[0], axis)
+        assert found is not None
+        position, inside = found
+        read = self._moved(value, {axis: position})
+        self.step("select-position", place, r=self._leaf(inside), g=read)
+        self.normalise(place)
+        for level in reversed(range(len(at), len(place))):
+            self.top(place[:level])
+
+    def _moved(self, value: Term, places: Mapping[str, Expr]) -> Term:
+        """A term at other positions. Raises Unproved where a sum would bind an axis of theirs."""
+        if value.head == "Leaf" and value.words[0] in self._leaves:
+            try:
+                return self._leaf(substitute_axes(self._leaves[value.words[0]], places))
+            except ValueError as error:
+                raise Unproved(str(error)) from None
+        if not free_names(value, {}).intersection(places):
+            return value
+        if value.head == "Red" and any(value.words[1] in free_axes(at) for at in places.values()):
+            raise Unproved(f"a sum over {value.words[1]} is around one of its positions")
+        return term(value.head, value.words, tuple(self._moved(arg, places) for arg in value.args))
 
     def _sorted(self, at: Position, head: str, commute: str, regroup: str) -> None:
         """Puts the first of a chain `a (b (c d))`, of which the others are in order, where it belongs."""
@@ -155,12 +269,10 @@ class _Path:
         if statement.relation == "!=":
             return Differ()
         moves = tuple(() for arg in statement.args if isinstance(arg, Term))
-        value, axis, *_ = statement.args
-        assert isinstance(value, Term) and isinstance(axis, str)
-        is_fixed = statement.relation == "fixed"
-        return Holds(
-            self._fixed(value, axis) if is_fixed else Fact(statement.relation, statement.args, None), moves
-        )
+        match statement.relation, statement.args:
+            case "fixed", (Term() as value, str(axis)):
+                return Holds(self._fixed(value, axis), moves)
+        return Holds(Fact(statement.relation, statement.args, None), moves)
 
     def _fixed(self, value: Term, axis: str) -> Fact:
         args = (value, axis)

@@ -38,6 +38,7 @@ from eqfuse.rules.rule import RuleSet
 from eqfuse.rules.split import reads_state
 from eqfuse.rules.states import axis_order
 from eqfuse.terms.nodes import Expr, Output, Program
+from eqfuse.terms.types import program_dtypes
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,15 @@ class Tracer:
 
     def _reassociated(self, proof: OutputProof, output: Output) -> OutputProof:
         """The steps from an output's definition to another order of its sums and products."""
-        goal = reading(output.expr, strict_casts=self.program.strict_casts)
+        leaves: dict[str, Expr] = {}
+        written = next(o.expr for o in self.program.outputs if o.name == output.name)
+        goal, _ = (
+            reading(each, strict_casts=self.program.strict_casts, leaves=leaves)
+            for each in (output.expr, written)
+        )
+        dtypes = program_dtypes(self.program)
         try:
-            return replace(proof, steps=reordered(proof.definition, goal))
+            return replace(proof, steps=reordered(proof.definition, goal, leaves, dtypes))
         except Unproved as error:
             self.gaps.append(f"order of output {proof.name}: {error}")
             return proof

@@ -12,6 +12,9 @@ be exact, one that sums nothing: a difference of exact numbers is rounded once, 
 The absolute values of all terms are summed in each order alike, so that the bounds of rounding differ by the depths of the sums
 alone (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2).
 
+A sum over an axis of which a mask selects one position is what is read there: `sum[k](where(k == ids[i], w[k,j], 0))` is `w[ids[i],j]`
+where that position is one of the axis, and 0 elsewhere.
+
 Costs are elements that reductions visit, and those of what they leave for others to read; the plan of each order is priced
 as any other, by which one is chosen.
 """
@@ -21,11 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial, reduce
 from itertools import combinations, product
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.nodes import (
+    Axis,
     Call,
     Const,
     Expr,
@@ -38,8 +43,10 @@ from eqfuse.terms.nodes import (
     children,
     free_axes,
     rebuild,
+    substitute_axes,
     walk,
 )
+from eqfuse.terms.types import kind, program_dtypes
 
 MOST_FACTORS = 8
 """Factors of a block of which all orders are looked at; one of more stays as it is written."""
@@ -64,8 +71,8 @@ def is_reassociable(program: Program) -> bool:
 
     def has_orders(node: Expr) -> bool:
         match node:
-            case Reduce("sum", _, body):
-                return _sums_inside(body)
+            case Reduce("sum", axis, body):
+                return _sums_inside(body) or any(_is_compared(part, axis) for part in walk(body))
             case Call("add" | "sub", (left, right)):
                 return _sums_inside(left) and _sums_inside(right)
         return False
@@ -78,7 +85,7 @@ def reassociated(program: Program, extents: Mapping[str, int]) -> tuple[Output, 
     if program.reassociate == "exact" and not _is_of_integers(program) or not is_reassociable(program):
         return ()
     is_free = program.reassociate == "free" or program.reassociate == "exact"
-    found = cheapest(program.outputs, extents, is_free)
+    found = cheapest(program.outputs, extents, is_free, program_dtypes(program))
     if found == program.outputs or visited(found, extents) > WORTH * visited(program.outputs, extents):
         return ()
     if not is_free and roundings(found, extents) > DEEPER * roundings(program.outputs, extents):
@@ -87,10 +94,14 @@ def reassociated(program: Program, extents: Mapping[str, int]) -> tuple[Output, 
 
 
 def cheapest(
-    outputs: Sequence[Output], extents: Mapping[str, int], is_free: bool = False
+    outputs: Sequence[Output],
+    extents: Mapping[str, int],
+    is_free: bool = False,
+    dtypes: Mapping[str, str] | None = None,
 ) -> tuple[Output, ...]:
-    """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out."""
-    orders = _Orders(extents, is_free)
+    """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out.
+    `dtypes` say which inputs are integers, and may be positions."""
+    orders = _Orders(extents, is_free, dtypes or {})
     return tuple(replace(output, expr=orders.best(output.expr)) for output in outputs)
 
 
@@ -197,6 +208,97 @@ def _are_new(axes: Sequence[str], block: Block) -> bool:
     return {*block.axes, *block.counts}.union(*map(free_axes, block.factors)).isdisjoint(axes)
 
 
+def selected(block: Block, dtypes: Mapping[str, str]) -> Block:
+    """A block without the axes of which its masks select one position, the last ones by name first."""
+    for axis in sorted(block.axes, reverse=True):
+        for place, factor in enumerate(block.factors):
+            found = _selection(factor, axis, dtypes)
+            if found is None:
+                continue
+            at, inside, rest = found
+            factors = (*block.factors[:place], *rest, *block.factors[place + 1 :])
+            try:
+                read = [substitute_axes(each, {axis: at}) for each in factors]
+            except ValueError:  # a sum inside is over an axis of that position
+                continue
+            made = [
+                call("where", inside, new, Const(0)) if new is not old else old
+                for new, old in zip(read, factors, strict=True)
+            ]
+            if made == list(factors):
+                made.append(call("where", inside, Const(1), Const(0)))
+            divisors = (("div", Size(axis)),) if axis in block.counts else ()
+            left = Block(
+                tuple(made),
+                tuple(each for each in block.axes if each != axis),
+                (*block.numbers, *divisors),
+                tuple(each for each in block.counts if each != axis),
+            )
+            return selected(left, dtypes)
+    return block
+
+
+def _selection(
+    factor: Expr, axis: str, dtypes: Mapping[str, str]
+) -> tuple[Expr, Expr, tuple[Expr, ...]] | None:
+    """Of a mask that selects one position of an axis: where that is, whether it is one of the axis, and what is left of the factor."""
+    conditions: list[Expr] = []
+    value = factor
+    while isinstance(value, Call) and value.fn == "where" and _is_number(value.args[2], 0):
+        condition, value, _ = value.args
+        conditions += conjuncts(condition)
+    for place, each in enumerate(conditions):
+        at = compared(each, axis)
+        inside = inside_of(at, axis) if at is not None and kind(at, dtypes) == "int" else None
+        if at is None or inside is None:
+            continue
+        others = [*conditions[:place], *conditions[place + 1 :]]
+        rest = call("where", reduce(partial(call, "and"), others), value, Const(0)) if others else value
+        return read_at(at), inside, () if _is_number(rest, 1) else (rest,)
+    return None
+
+
+def _is_number(expr: Expr, number: int) -> bool:
+    return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == number
+
+
+def conjuncts(condition: Expr) -> list[Expr]:
+    """What all holds where a condition does."""
+    match condition:
+        case Call("and", (left, right)):
+            return conjuncts(left) + conjuncts(right)
+    return [condition]
+
+
+def compared(condition: Expr, axis: str) -> Expr | None:
+    """What the position of an axis is where a condition holds, if it says so."""
+    match condition:
+        case Call("eq", (Axis(name), at)) if name == axis and axis not in free_axes(at):
+            return at
+        case Call("eq", (at, Axis(name))) if name == axis and axis not in free_axes(at):
+            return at
+    return None
+
+
+def _is_compared(expr: Expr, axis: str) -> bool:
+    return compared(expr, axis) is not None
+
+
+def read_at(at: Expr) -> Expr:
+    """An index that reads at a position: a position of another axis is shifted, by nothing, for it may be past the end."""
+    return call("add", at, Const(0)) if isinstance(at, Axis) else at
+
+
+def inside_of(at: Expr, axis: str) -> Expr | None:
+    """Whether a position is one of an axis; None of one that never is."""
+    below = call("lt", at, Size(axis))
+    if isinstance(at, Axis):
+        return below
+    if isinstance(at, Const):
+        return below if at.value >= 0 else None
+    return call("and", call("le", Const(0), at), below)
+
+
 @dataclass(frozen=True)
 class _Part:
     """A product of some factors of a block: what it costs, and the axes that it has."""
@@ -209,8 +311,11 @@ class _Part:
 class _Orders:
     """The cheapest orders at some extents."""
 
-    def __init__(self, extents: Mapping[str, int], is_free: bool = False) -> None:
+    def __init__(
+        self, extents: Mapping[str, int], is_free: bool = False, dtypes: Mapping[str, str] | None = None
+    ) -> None:
         self._extents = extents
+        self._dtypes = dtypes or {}
         self._exact = math.inf if is_free else 1
         self._best: dict[Expr, Expr] = {}
 
@@ -267,6 +372,7 @@ class _Orders:
 
     def _orders(self, block: Block, terms: int) -> Iterator[Expr]:
         """Other orders of a block."""
+        block = selected(block, self._dtypes)
         factors = tuple(map(self.best, block.factors))
         if 0 < len(factors) <= MOST_FACTORS:
             yield self._contracted(replace(block, factors=factors))

@@ -69,6 +69,11 @@ _ROWS = (
     Relation("count", "n, P", "{0} is the number of positions of {1}"),
     Relation("moment", "s, w, x, n, P", "{0} and {3} are the sums over {4} of {1} * {2} and of {1}"),
     Relation("written", "e", "{0} is written so in the program", is_claim=False),
+    # Masks, read off their texts
+    Relation("both", "q, r, s", "{0} holds where {1} and {2} do"),
+    Relation(
+        "selects", "q, f, r, g, X", "{0} holds at one position of {4} where {2} does, and {1} is {3} there"
+    ),
     # States of a merge
     Relation("state", "s", "{0} is a state", is_claim=False),
     Relation("step", "s, r", "{0} is the value of a state that had the value {1}", is_claim=False),

@@ -22,6 +22,28 @@ REASSOCIATE = RuleSet(
         Rewrite(
             "commute-sums", "sum[D](sum[F](f))", "sum[F](sum[D](f))", ("D != F",), "sums commute (Fubini)"
         ),
+        Rewrite("mask-factor", "where(q, a, 0) * b", "where(q, a * b, 0)", (), "0 b = 0"),
+        Rewrite("mask-terms", "where(q, a + b, 0)", "where(q, a, 0) + where(q, b, 0)", (), "0 + 0 = 0"),
+        Rewrite("mask-negated", "where(q, -a, 0)", "-where(q, a, 0)", (), "-0 = 0"),
+        Rewrite(
+            "mask-sum",
+            "where(q, sum[D](f), 0)",
+            "sum[D](where(q, f, 0))",
+            ("fixed(q, D)",),
+            "a sum of 0 is 0",
+        ),
+        Rewrite(
+            "commute-masks", "where(p, where(q, a, 0), 0)", "where(q, where(p, a, 0), 0)", (), "both hold"
+        ),
+        Rewrite("mask-twice", "where(q, where(q, a, 0), 0)", "where(q, a, 0)", (), "once is enough"),
+        Rewrite("mask-both", "where(q, a, 0)", "where(r, where(s, a, 0), 0)", ("both(q, r, s)",), "r and s"),
+        Rewrite(
+            "select-position",
+            "sum[D](where(q, f, 0))",
+            "where(r, g, 0)",
+            ("selects(q, f, r, g, D)",),
+            "a sum of which one term is not 0",
+        ),
         Rewrite("sum-fixed", "sum[D](c)", "c * n", ("fixed(c, D)", "count(n, D)"), "a sum of one value"),
     ),
 )

@@ -61,7 +61,7 @@ def lower(
     domains = dict(nest.domains)
     dots = DotRules(batched_dots, least_dot)
     own = {axis: of for axis, of in domains.items() if axis not in program.domains}
-    elements = Reads.of(program, own)
+    elements = Reads.of(replace(program, outputs=nest.order or program.outputs), own)
     kernels = tuple(
         KernelLowering(
             kernel,

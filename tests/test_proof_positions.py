@@ -1,0 +1,70 @@
+"""Masks that select one position: what a checker takes as given of them, and what it does not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from eqfuse.proof.elaborate import reading
+from eqfuse.proof.positions import conjuncts, selects
+from eqfuse.terms.parser import parse
+
+INTEGERS, SCALARS = ("ids", "n"), ("n", "x")
+RIGHT = [
+    ("k == i", "w[k, j]", "i < N(k)", "w[i + 0, j]"),
+    ("i == k", "w[k, j] * a[i]", "i < N(k)", "w[i + 0, j] * a[i]"),
+    ("k == ids[i]", "w[k, j]", "0 <= ids[i] and ids[i] < N(k)", "w[ids[i], j]"),
+    ("k == 2", "w[k, j] + N(k)", "2 < N(k)", "w[2, j] + N(k)"),
+    ("k == n", "w[k, j]", "0 <= n and n < N(k)", "w[n, j]"),
+    ("k == i - 1", "exp(w[k, j])", "0 <= i - 1 and i - 1 < N(k)", "exp(w[i - 1, j])"),
+    (
+        "k == 2 * i % 3",
+        "sum[k](w[k, j]) * k",
+        "0 <= 2 * i % 3 and 2 * i % 3 < N(k)",
+        "sum[k](w[k, j]) * (2 * i % 3)",
+    ),
+]
+WRONG = [
+    ("k <= i", "w[k, j]", "i < N(k)", "w[i + 0, j]"),  # holds at several
+    ("k == k", "w[k, j]", "k < N(k)", "w[k + 0, j]"),
+    ("k == k - 1", "w[k, j]", "0 <= k - 1 and k - 1 < N(k)", "w[k - 1, j]"),
+    ("m == i", "w[k, j]", "i < N(k)", "w[i + 0, j]"),  # of another axis
+    ("k == x", "w[k, j] * k", "0 <= x and x < N(k)", "w[x, j] * x"),  # may be no integer
+    ("k == t[i]", "k * a[i]", "0 <= t[i] and t[i] < N(k)", "t[i] * a[i]"),
+    ("k == i / 2", "k * a[i]", "0 <= i / 2 and i / 2 < N(k)", "i / 2 * a[i]"),
+    ("k == i", "w[k, j]", "i < N(i)", "w[i + 0, j]"),  # inside of another axis
+    ("k == i - 1", "w[k, j]", "i - 1 < N(k)", "w[i - 1, j]"),  # below the first
+    ("k == n", "w[k, j]", "n < N(k)", "w[n, j]"),
+    ("k == -1", "w[k, j]", "-1 < N(k)", "w[-1, j]"),
+    ("k == i", "w[k, j] * a[k]", "i < N(k)", "w[i + 0, j] * a[k]"),  # read elsewhere
+    ("k == i", "w[k, j]", "i < N(k)", "v[i + 0, j]"),
+    ("k == i", "w[k, j] + N(k)", "i < N(k)", "w[i + 0, j] + N(i)"),
+    ("k == i", "sum[i](w[k, i])", "i < N(k)", "sum[i](w[i + 0, i])"),  # bound by the sum
+]
+
+
+def selected(mask: str, value: str, inside: str, read: str) -> bool:
+    declared = {"n": "n: i64", "x": "x: f32"}
+    terms = []
+    for text in (value, read):
+        lines = [line for name, line in declared.items() if re.search(rf"\b{name}\b", text)]
+        program = parse("\n".join([*lines, f"y[i,j,k,m] = {text}"]))
+        terms.append(reading(program.outputs[0].expr))
+    return selects(mask, terms[0], inside, terms[1], "k", INTEGERS, SCALARS)
+
+
+@pytest.mark.parametrize("case", RIGHT, ids=lambda case: " ".join(case))
+def test_what_a_mask_selects_is_read_there(case: tuple[str, str, str, str]) -> None:
+    assert selected(*case)
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: " ".join(case))
+def test_what_no_mask_selects_is_not(case: tuple[str, str, str, str]) -> None:
+    assert not selected(*case)
+
+
+def test_conditions_are_compared_one_by_one() -> None:
+    assert conjuncts("a < 1 and (b < 2 and c < 3)") == conjuncts("a < 1 and b < 2") + conjuncts("c < 3")
+    assert conjuncts("a < 1 and b < 2") != conjuncts("b < 2 and a < 1")
+    assert len(conjuncts("a < 1 or b < 2")) == 1
