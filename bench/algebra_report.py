@@ -19,10 +19,10 @@ import torch
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, recorded
-from eqfuse.explain.why import order_lines
 from eqfuse.rules.reassociate import cheapest, visited
 from eqfuse.terms.nodes import Axis, Expr, Load, Output, Program, Reduce, call, walk
 from eqfuse.terms.parser import parse
+from eqfuse.terms.printer import output_lines
 
 TITLE = "Orders of sums and products"
 COLUMNS = (
@@ -337,7 +337,7 @@ def row_of(name: str, order: Order, options: Options) -> dict[str, Any]:
     row |= timed(calls, given, on_gpu)
     plan = kernel.plan
     extents = {axis: n for axis, n in plan.sizes}
-    row["order"], row["plan"] = order_lines(plan.order), repr(plan)
+    row["order"], row["plan"] = output_lines(plan.order), repr(plan)
     row["written"] = visited(program.outputs, extents)
     row["chosen"] = visited(plan.order or program.outputs, extents)
     row["grade"], row["proved"] = kernel.certificate.graded, bool(kernel.derivation.check())

@@ -8,7 +8,7 @@ y = kernel(x=tensor)
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ gc.disable()  # modules make no garbage, and a collection here would walk all th
 try:
     from eqfuse import compiler
     from eqfuse.devices import device_named
-    from eqfuse.errors import EqfuseError
+    from eqfuse.errors import EqfuseError, did_you_mean
     from eqfuse.extend.shipped import register_shipped
     from eqfuse.kernel import Kernel
     from eqfuse.operator.registered import register_operator
@@ -89,6 +89,7 @@ def compile(
     allow: Sequence[str] | Literal["untaken"] = (),
     visible: bool = False,
     sizes: Mapping[str, int] | None = None,
+    constants: Collection[str] = (),
 ) -> Kernel:
     """Derive, choose, lower and verify a fused kernel for a program.
 
@@ -107,7 +108,8 @@ def compile(
     verification need not have seen taken, as its error writes them: conditions that no input meets, or "untaken" for all.
     `visible`: compilers of torch see what a call launches, instead of one operator, so that AOTInductor's packages need no
     eqfuse (docs/pytorch.md). `sizes` are those of axes that the plan before any call is made for, which `plan`, `explain()`,
-    `triton` and the like show; every other axis counts as 256 there.
+    `triton` and the like show; every other axis counts as 256 there. `constants` are names of tensors that stay the same over many
+    calls, as weights do: what is made of them alone is computed once for each value of them, and kept (docs/reassociation.md).
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where a program is too large
@@ -122,6 +124,12 @@ def compile(
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     if reassociate not in ("exact", "bounded", "free"):
         raise EqfuseError(f"reassociate is {reassociate!r}", hint='give "exact", "bounded" or "free"')
+    if isinstance(constants, str):
+        raise EqfuseError(f"constants is {constants!r}", hint='give a collection of names, as {"w"}')
+    if constants and prefer is not None:
+        raise EqfuseError(
+            "a schedule is of a whole program, constants divide it", hint="leave out prefer= or constants="
+        )
     mode_named(native)
     allowed = allowed_texts(allow)
     device = device_named("cpu" if target == "auto" else target)
@@ -129,6 +137,11 @@ def compile(
         derived = compiler.derive(
             source, scalars, strict_casts, assume_finite=assume_finite, reassociate=reassociate
         )
+        known = [tensor.name for tensor in derived.program.tensors]
+        for name in constants:
+            if name not in known:
+                hint = did_you_mean(name, known) or "tensors: " + " ".join(known)
+                raise EqfuseError(f"the program has no tensor {name!r} to be constant", hint=hint)
         numbers = {n: v.item() if isinstance(v, np.generic) else v for n, v in (scalars or {}).items()}
         return Kernel(
             derived,
@@ -143,6 +156,7 @@ def compile(
             allowed,
             visible,
             first=compiler.nominal_extents(derived.program, sizes) if sizes else None,
+            constants=tuple(sorted(constants)),
         )
 
 

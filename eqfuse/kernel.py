@@ -14,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, CallKey, Given, call_key
 from eqfuse.calls.call_cache import CachedCall, Calls
+from eqfuse.calls.constants import Constants
 from eqfuse.calls.regions import Region
 from eqfuse.calls.routing import Routes
 from eqfuse.calls.runners import Results, Runners
@@ -34,7 +35,7 @@ from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded, recorded
 from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
 from eqfuse.tile.modes import mode_named
@@ -95,6 +96,10 @@ class Kernel:
     """The sizes that a plan is made for before any call; nominal ones by default."""
     at_once: bool = True
     """Whether that plan is made and verified now, or where it is asked for before any call: a gradient's is not, as a call follows."""
+    constants: tuple[str, ...] = ()
+    """Tensors of which what is made of them alone is computed once for each value."""
+    kept: tuple[str, ...] = ()
+    """What this kernel's program reads that another one makes of constants, as text."""
 
     def __post_init__(self) -> None:
         checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again", self.allow)
@@ -129,6 +134,22 @@ class Kernel:
         self._calls = Calls(Runners(self._shapes, mode_named(self.native)))
         chunker = self._chunker if self.divides and self.prefer is None else None
         self._routes = Routes(self._calls, self._joint_calls, chunker)
+        self._constants = (
+            Constants(self.program, self.constants, self._like, self._is_equal) if self.constants else None
+        )
+
+    def _is_equal(self, order: tuple[Output, ...]) -> bool:
+        """Whether the program is another one with these outputs, where that is to be verified."""
+        from eqfuse.verify.equivalence import equivalent  # loaded by those who ask
+
+        other = replace(self.program, outputs=order)
+        allow: Literal["untaken"] = "untaken"
+        return (
+            not self.verify
+            or equivalent(
+                self.program, other, trials=self.trials, bound=self.bound, scalars=self.scalars, allow=allow
+            ).ok
+        )
 
     def _chunker(self) -> Chunker:
         from eqfuse.differentiate.divide import Chunker
@@ -154,13 +175,15 @@ class Kernel:
                     derived = compiler.with_collapsed_axes(self.derived)
                     if derived is not None and derived.collapsed is not None:
                         first = derived.collapsed.extents(self._extents)
-                        self._joint = replace(self, derived=derived, prefer=None, first=first)
+                        self._joint = replace(self, derived=derived, prefer=None, first=first, constants=())
                     self._has_joint = derived is not None
         return self._joint
 
     @property
     def _shown(self) -> Kernel:
         """The kernel that ran the last call."""
+        if self._constants is not None and self._constants.latest is not None:
+            return self._constants.latest.rest._shown  # type: ignore[attr-defined, no-any-return]
         if self._joint is None or self._current.collapsed is None:
             return self
         self._joint._current = self._current
@@ -187,6 +210,7 @@ class Kernel:
                 "_current": self._general,
                 "_calls": None,
                 "_routes": None,
+                "_constants": None,
             }
             exprs = (output.expr for output in self.program.outputs)
             return {**self.__dict__, **made, "reductions": registered_in(*exprs)}
@@ -226,6 +250,11 @@ class Kernel:
         if is_dynamo_compiling():
             Arguments(self.program).all_named(unnamed)
             return called(self.content, values, sizes)
+        if self._constants is not None and not unnamed:
+            found = call_key(values, sizes)
+            made = self._constants.call(found and found[0], self._shapes.arguments, values, sizes)
+            if made is not None:
+                return made
         quick = self._calls.quick
         if quick is not None and not unnamed and (made := quick[0](values, sizes)) is not None:
             self._current, self._extents = quick[1].compiled, quick[1].extents
@@ -421,7 +450,14 @@ class Kernel:
     def _made(self, derived: Derived, *, at_once: bool = True) -> Kernel:
         """A kernel of another program, compiled as this one is: the user has not written its branches."""
         return replace(
-            self, derived=derived, prefer=None, scalars={}, allow=(ALL_UNTAKEN,), first=None, at_once=at_once
+            self,
+            derived=derived,
+            prefer=None,
+            scalars={},
+            allow=(ALL_UNTAKEN,),
+            first=None,
+            at_once=at_once,
+            constants=(),
         )
 
     # -- as an operator of torch -------------------------------------------------------------------
@@ -479,7 +515,7 @@ class Kernel:
         """The kernel of another text, compiled as this one is."""
         with self.derived.scope.entered():
             derived = compiler.derive_like(self.program, source, self.scalars)
-        return replace(self, derived=derived, first=None, at_once=True)
+        return replace(self, derived=derived, first=None, at_once=True, constants=())
 
     def opened(
         self,
@@ -715,6 +751,7 @@ class Kernel:
             self._shapes.was_called or bool(self._tunings),
             self.graded,
             partial(account_of, derived, compiled, dict(compiled.chosen.plan.sizes) or compiled.extents),
+            self.kept,
         )
 
     @_of_last_call

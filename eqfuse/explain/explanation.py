@@ -19,7 +19,6 @@ from eqfuse.explain.why import (
     divisions,
     finite_masks,
     left_apart,
-    order_lines,
     order_said,
     plan_lines,
     predicted_for,
@@ -32,6 +31,7 @@ from eqfuse.proof.notation import BEGIN, END
 from eqfuse.proof.outline import Block, Code, Detail, Heading, Prose
 from eqfuse.proof.printer import lines, plain
 from eqfuse.terms.nodes import Reduce
+from eqfuse.terms.printer import output_lines
 
 Format = Literal["text", "latex", "html", "json"]
 
@@ -99,12 +99,16 @@ def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[B
         yield Heading("why not")
         for obstacle in obstacles:
             yield Code(str(obstacle))
+    if report.kept:
+        yield Heading("kept of constants")
+        yield Prose("Computed once for each value of the constants, and read by every call:")
+        yield Code("\n".join(report.kept))
     yield Heading("verification")
     yield Prose(f"What runs is {report.graded}.")
     if report.plan.order:
         yield Heading("order of sums and products")
         yield Prose(order_said(report.program, report.plan))
-        yield Code("\n".join(order_lines(report.plan.order)))
+        yield Code("\n".join(output_lines(report.plan.order)))
     yield Heading(f"why {report.plan.schedule}")
     yield Prose(predicted_for(report))
     yield Code("\n".join(plan_lines(report.plans, report.plan)))

@@ -20,7 +20,8 @@ class Report:
     divided among warp groups, or why it is not; none where the device has no roles.
 
     `merges` are the groups of all passes that were asked for; `order` is that of all axes. `unfinished` says how the
-    budget of rewriting ended, where it did; `refused` why the program runs as written, where it does for want of a verified form; `graded` says how
+    budget of rewriting ended, where it did; `kept` is what the program reads that
+    another one makes of constants; `refused` why the program runs as written, where it does for want of a verified form; `graded` says how
     much is certain about what runs. Costs are
     predicted for sizes that are only assumed unless the kernel `was_called`.
     """
@@ -37,6 +38,7 @@ class Report:
     was_called: bool
     graded: str = "unverified"
     roles: Callable[[], tuple[str, ...]] = tuple
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from eqfuse.terms.nodes import (
     replaced,
     walk,
 )
+from eqfuse.terms.printer import output_lines
 from eqfuse.units import duration
 
 RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "pole_safe", "masked"})
@@ -99,7 +100,7 @@ class Unbounded:
 
     def __str__(self) -> str:
         found, written = self.roundings
-        text = "\n".join(f"  {line}" for line in order_lines(self.order))
+        text = "\n".join(f"  {line}" for line in output_lines(self.order))
         return (
             f"an order of sums and products that costs {self.share:.2g} of the one that runs is not taken, for its rounding:\n{text}\n"
             f"it has {found:.3g} roundings on the way to an output, as written there are {written:.3g}, or sums apart what is exact "
@@ -370,11 +371,6 @@ def refusals(
                 helped or _by_operation(obstacle),
             )
         yield from _second_passes(program, plan, group, states)
-
-
-def order_lines(order: Sequence[Output]) -> list[str]:
-    """The outputs as text, written in full."""
-    return [f"{o.name}[{', '.join(o.axes)}] = {o.expr}" if o.axes else f"{o.name} = {o.expr}" for o in order]
 
 
 def order_said(program: Program, plan: Plan) -> str:

@@ -22,7 +22,7 @@ as any other, by which one is chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import combinations, product
@@ -38,10 +38,12 @@ from eqfuse.terms.nodes import (
     Output,
     Program,
     Reduce,
+    Scalar,
     Size,
     call,
     children,
     free_axes,
+    post_order,
     rebuild,
     substitute_axes,
     walk,
@@ -80,13 +82,17 @@ def is_reassociable(program: Program) -> bool:
     return any(map(has_orders, walk(*(output.expr for output in program.outputs))))
 
 
-def reassociated(program: Program, extents: Mapping[str, int]) -> tuple[Output, ...]:
-    """The outputs, each block of them in the order that costs least at these extents; none where all stay as they are written."""
+def reassociated(
+    program: Program, extents: Mapping[str, int], constants: Collection[str] = ()
+) -> tuple[Output, ...]:
+    """The outputs, each block of them in the order that costs least at these extents; none where all stay as they are written. What is
+    made of tensors that are `constants` alone costs nothing."""
     if program.reassociate == "exact" and not _is_of_integers(program) or not is_reassociable(program):
         return ()
     is_free = program.reassociate == "free" or program.reassociate == "exact"
-    found = cheapest(program.outputs, extents, is_free, program_dtypes(program))
-    if found == program.outputs or visited(found, extents) > WORTH * visited(program.outputs, extents):
+    found = cheapest(program.outputs, extents, is_free, program_dtypes(program), constants)
+    costs = [visited(outputs, extents, constants) for outputs in (found, program.outputs)]
+    if found == program.outputs or costs[0] > WORTH * costs[1]:
         return ()
     if not is_free and roundings(found, extents) > DEEPER * roundings(program.outputs, extents):
         return ()
@@ -98,16 +104,27 @@ def cheapest(
     extents: Mapping[str, int],
     is_free: bool = False,
     dtypes: Mapping[str, str] | None = None,
+    constants: Collection[str] = (),
 ) -> tuple[Output, ...]:
     """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out.
-    `dtypes` say which inputs are integers, and may be positions."""
-    orders = _Orders(extents, is_free, dtypes or {})
+    `dtypes` say which inputs are integers, and may be positions; what is made of `constants` alone costs nothing."""
+    orders = _Orders(extents, is_free, dtypes, constants)
     return tuple(replace(output, expr=orders.best(output.expr)) for output in outputs)
 
 
-def visited(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
+def visited(outputs: Sequence[Output], extents: Mapping[str, int], constants: Collection[str] = ()) -> float:
     """What an order costs: the elements that its reductions visit, and those that they leave for others to read."""
-    return _Orders(extents).cost(*(output.expr for output in outputs))
+    return _Orders(extents, constants=constants).cost(*(output.expr for output in outputs))
+
+
+def is_made_of(expr: Expr, tensors: Collection[str]) -> bool:
+    """Whether an expression reads some of these tensors, and nothing else that a call gives."""
+    read = {
+        node.tensor if isinstance(node, Load) else ""
+        for node in walk(expr)
+        if isinstance(node, Load | Scalar)
+    }
+    return bool(read) and read.issubset(tensors)
 
 
 def roundings(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
@@ -312,10 +329,15 @@ class _Orders:
     """The cheapest orders at some extents."""
 
     def __init__(
-        self, extents: Mapping[str, int], is_free: bool = False, dtypes: Mapping[str, str] | None = None
+        self,
+        extents: Mapping[str, int],
+        is_free: bool = False,
+        dtypes: Mapping[str, str] | None = None,
+        constants: Collection[str] = (),
     ) -> None:
         self._extents = extents
         self._dtypes = dtypes or {}
+        self._constants = constants
         self._exact = math.inf if is_free else 1
         self._best: dict[Expr, Expr] = {}
 
@@ -328,7 +350,7 @@ class _Orders:
 
     def cost(self, *exprs: Expr) -> float:
         """Elements that the reductions of expressions visit, each once, and that they leave for others to read."""
-        nodes = list(walk(*exprs))
+        nodes = [n for n in post_order(exprs, self._parts) if not self._is_constant(n)]
         inner = {node.body for node in nodes if isinstance(node, Reduce) and isinstance(node.body, Reduce)}
         found = sum(self._size(free_axes(expr)) for expr in exprs)
         for node in nodes:
@@ -336,6 +358,13 @@ class _Orders:
                 found += self._size(free_axes(node.body)) * (not isinstance(node.body, Reduce))
                 found += STORED * self._size(free_axes(node)) * (node not in inner)
         return found
+
+    def _parts(self, expr: Expr) -> tuple[Expr, ...]:
+        return () if self._is_constant(expr) else children(expr)
+
+    def _is_constant(self, expr: Expr) -> bool:
+        """Whether an expression is made of constants alone: it is computed once, for all calls."""
+        return bool(self._constants) and is_made_of(expr, self._constants)
 
     def _size(self, axes: frozenset[str]) -> float:
         return math.prod(float(self._extents[axis]) for axis in axes)
@@ -400,6 +429,7 @@ class _Orders:
         factors, summed = block.factors, frozenset(block.axes)
         axes_of = [free_axes(factor) for factor in factors]
         everything = (1 << len(factors)) - 1
+        varying = sum(1 << n for n, factor in enumerate(factors) if not self._is_constant(factor))
 
         def axes(members: int) -> frozenset[str]:
             return frozenset[str]().union(*(a for n, a in enumerate(axes_of) if members >> n & 1))
@@ -412,6 +442,8 @@ class _Orders:
             for axis in reversed([axis for axis in block.axes if axis in had - left]):
                 value = Reduce("sum", axis, value)
                 value = call("div", value, Size(axis)) if axis in block.counts else value
+            if not members & varying:
+                return [_Part(cost, value, left)]
             stored = STORED * self._size(left) if members != everything else 0.0
             return [_Part(cost + self._size(had) + stored, value, left)]
 

@@ -7,7 +7,7 @@ they are written to `WRITTEN` (terms/folds.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from eqfuse.terms.functions import FUNCTIONS, OPERATORS
 from eqfuse.terms.nodes import (
@@ -18,6 +18,7 @@ from eqfuse.terms.nodes import (
     Expr,
     Load,
     Local,
+    Output,
     Program,
     Reduce,
     Scalar,
@@ -53,6 +54,13 @@ def show(expr: Expr) -> str:
     for node in walk(expr):
         texts[node] = _show(node, texts)
     return texts[expr][0]
+
+
+def output_lines(outputs: Iterable[Output]) -> list[str]:
+    """Outputs as text, each written in full."""
+    return [
+        f"{o.name}[{', '.join(o.axes)}] = {o.expr}" if o.axes else f"{o.name} = {o.expr}" for o in outputs
+    ]
 
 
 def show_program(program: Program) -> str:

@@ -1,0 +1,267 @@
+"""What a program makes of constant tensors alone: computed once for each value of them, and kept.
+
+A call is divided into two programs. The first has as outputs the largest subexpressions that read constants alone and
+reduce something; the second reads what the first has computed. Orders of sums and products are chosen with the first one free,
+so that `sum[j](sum[k](x[b,k] * u[k,j]) * v[j,o])` multiplies `u` and `v` beforehand, where that leaves less for a call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from weakref import ref
+
+import torch
+
+from eqfuse.arguments import Arguments, CallKey
+from eqfuse.names import Names
+from eqfuse.rules.reassociate import is_made_of, reassociated
+from eqfuse.terms.extents import sizes_in
+from eqfuse.terms.nodes import (
+    Axis,
+    Expr,
+    Load,
+    Output,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    Tensor,
+    call,
+    children,
+    free_axes,
+    replaced,
+    walk,
+)
+from eqfuse.terms.parser import sized_axes
+from eqfuse.terms.printer import output_lines, show_program
+from eqfuse.terms.types import kind, result_dtype
+from eqfuse.threads import Lock
+
+SIZE = "size_"
+"""What the names of integers begin with that are sizes of axes."""
+MOST_KEPT = 8
+"""Values of the constants of which results are kept, the latest ones."""
+MOST_DIVIDED = 256
+"""Kinds of calls of which it is known how they are divided."""
+
+
+class Callee(Protocol):
+    """A kernel of a program that is made of another one."""
+
+    kept: tuple[str, ...]
+
+    @property
+    def program(self) -> Program: ...
+
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A call in two: the kernel of what is kept, and that of the rest, with the sizes of their axes."""
+
+    kept: Callee
+    rest: Callee
+    extents: Mapping[str, int]
+
+    def given(self, kernel: Callee, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a call of one of them."""
+        program = kernel.program
+        names = [*(tensor.name for tensor in program.tensors), *program.scalars]
+        counts = {SIZE + axis: extent for axis, extent in self.extents.items()}
+        own = dict.fromkeys(program.domains.get(axis, axis) for axis in sized_axes(program))
+        known = {*program.lengths, *program.computed}
+        sizes = {axis: self.extents[axis] for axis in own if axis not in known}
+        return {**{name: values[name] if name in values else counts[name] for name in names}, "sizes": sizes}
+
+
+class Constants:
+    """What calls keep of constants.
+
+    `make` compiles a text as the program is compiled, and `is_equal` says whether another order of its outputs is.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        names: Collection[str],
+        make: Callable[[str], Callee],
+        is_equal: Callable[[tuple[Output, ...]], bool],
+    ) -> None:
+        self.names = tuple(tensor.name for tensor in program.tensors if tensor.name in names)
+        self.latest: Divided | None = None
+        """How the last call was divided; None where it ran as a whole."""
+        self._program, self._make, self._is_equal = program, make, is_equal
+        self._divided: OrderedDict[tuple[CallKey, tuple[str, ...]], Divided | None] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], tuple[list[ref[torch.Tensor]], Mapping[str, Any]]] = (
+            OrderedDict()
+        )
+        self._lock = Lock()
+
+    def call(
+        self,
+        key: CallKey | None,
+        arguments: Arguments,
+        values: Mapping[str, Any],
+        sizes: Mapping[str, int] | None,
+    ) -> Any:
+        """The outputs of a call; None where nothing is kept of it: its key is None, as of arrays and of tensors that require grad, or
+        constants were made in inference mode, where nothing counts their changes."""
+        self.latest = None
+        if key is None or not all(name in values for name in self.names):
+            return None
+        with self._lock:
+            divided = self._divide(key, arguments, values, sizes)
+            constants = {name: values[name] for name in self.names}
+            if divided is None or any(tensor.is_inference() for tensor in constants.values()):
+                return None
+            kept = self._values(divided, constants)
+        self.latest = divided
+        return divided.rest(**divided.given(divided.rest, {**values, **kept}))
+
+    def _values(self, divided: Divided, constants: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
+        """What is kept of these constants, computed where no call of the same values was before."""
+        key = (
+            id(divided),
+            *((id(t), t._version, t.data_ptr(), t.shape, t.stride()) for t in constants.values()),
+        )
+        found = self._kept.get(key)
+        if found is None or any(one() is not t for one, t in zip(found[0], constants.values(), strict=True)):
+            detached = {name: tensor.detach() for name, tensor in constants.items()}
+            made = divided.kept(**divided.given(divided.kept, detached))
+            results = made if isinstance(made, tuple) else (made,)
+            outputs = divided.kept.program.outputs
+            values = {o.name: r if o.axes else r.item() for o, r in zip(outputs, results, strict=True)}
+            self._forget()
+            found = self._kept[key] = [ref(t) for t in constants.values()], values
+        self._kept.move_to_end(key)
+        return found[1]
+
+    def _forget(self) -> None:
+        """Drops what was made of constants that are gone, or have changed since; and the oldest."""
+        for key, (tensors, _) in list(self._kept.items()):
+            alive = [one() for one in tensors]
+            if any(t is None or t._version != made[1] for t, made in zip(alive, key[1:], strict=True)):
+                del self._kept[key]
+        while len(self._kept) >= MOST_KEPT:
+            self._kept.popitem(last=False)
+
+    def _divide(
+        self, key: CallKey, arguments: Arguments, values: Mapping[str, Any], sizes: Mapping[str, int] | None
+    ) -> Divided | None:
+        known = key, tuple(values)
+        if known not in self._divided:
+            given = arguments.given(values, sizes)
+            extents, dtypes = arguments.bound(given)
+            self._divided[known] = None if 0 in extents.values() else self._made(extents, dtypes)
+            while len(self._divided) > MOST_DIVIDED:
+                self._divided.popitem(last=False)
+        return self._divided[known]
+
+    def _made(self, extents: Mapping[str, int], dtypes: Mapping[str, str]) -> Divided | None:
+        order = reassociated(self._program, extents, self.names)
+        if order and not self._is_equal(order):
+            order = ()
+        parts = divided(self._program, order or self._program.outputs, self.names, extents, dtypes)
+        if parts is None:
+            return None
+        kept, rest = (self._make(show_program(part)) for part in parts)
+        rest.kept = tuple(output_lines(kept.program.outputs))
+        return Divided(kept, rest, dict(extents))
+
+
+def divided(
+    program: Program,
+    outputs: Sequence[Output],
+    constants: Collection[str],
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+) -> tuple[Program, Program] | None:
+    """The program of what outputs make of constants alone, and that of the rest, which reads it; None where they reduce nothing of
+    constants alone. Sums are kept as wide as a kernel accumulates them."""
+    found = list(
+        dict.fromkeys(part for o in outputs for part in _largest(o.expr, constants, extents, dtypes))
+    )
+    if not found:
+        return None
+    wide = "f64" if "f64" in dtypes.values() else "f32"
+    names = Names({*dtypes, *program.scalars, *extents, *(o.name for o in outputs)})
+    kept, reads, tensors = [], dict[Expr, Expr](), []
+    for part in found:
+        name = names.fresh("kept")
+        axes = tuple(sorted(free_axes(part), key=list(extents).index))
+        is_real = kind(part, dtypes) == "real"
+        kept.append(Output(name, axes, call(wide, part) if is_real else part, wide if is_real else None))
+        reads[part] = Load(name, tuple(map(Axis, axes))) if axes else Scalar(name)
+        if axes:
+            tensors.append(Tensor(name, len(axes), wide if is_real else result_dtype(part, dtypes), axes))
+    rest = []
+    for output in outputs:
+        expr, dtype = replaced(output.expr, reads), output.dtype or result_dtype(output.expr, dtypes)
+        is_narrower = kind(expr, dtypes) == "real" and expr is not output.expr and dtype != wide
+        rest.append(
+            replace(output, expr=call(dtype, expr), dtype=dtype)
+            if is_narrower
+            else replace(output, expr=expr)
+        )
+    return _of(program, kept, ()), _of(program, rest, tensors)
+
+
+def _largest(
+    expr: Expr, constants: Collection[str], extents: Mapping[str, int], dtypes: Mapping[str, str]
+) -> list[Expr]:
+    """The largest subexpressions that reduce something, of constants alone, and are no larger than what they are made of."""
+
+    def size(part: Expr) -> int:
+        return math.prod(extents[axis] for axis in free_axes(part))
+
+    found: list[Expr] = []
+    seen: set[Expr] = set()
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        nodes = list(walk(node))
+        reduces = any(isinstance(part, Reduce) for part in nodes) and is_made_of(node, constants)
+        least = max((size(part) for part in nodes if isinstance(part, Load | Reduce)), default=0)
+        if reduces and size(node) <= least and (free_axes(node) or kind(node, dtypes) == "real"):
+            found.append(node)
+        else:
+            waiting += reversed(children(node))
+    return found
+
+
+def _of(program: Program, outputs: Sequence[Output], added: Sequence[Tensor]) -> Program:
+    """The program of some outputs, with what they read. The size of an axis that is not in it is an integer of its own, `size_` and the
+    axis."""
+    nodes = list(walk(*(output.expr for output in outputs)))
+    read = {node.tensor for node in nodes if isinstance(node, Load)}
+    numbers = {node.name for node in nodes if isinstance(node, Scalar)}
+    tensors = tuple(t for t in program.tensors if t.name in read)
+    axes = {axis for o in outputs for axis in o.axes} | {a for t in (*tensors, *added) for a in t.axes if a}
+    axes |= {node.name for node in nodes if isinstance(node, Axis)}
+    axes |= {node.axis for node in nodes if isinstance(node, Reduce)}
+    counts = {n: Scalar(SIZE + n.axis) for n in nodes if isinstance(n, Size) and n.axis not in axes}
+    outputs = [replace(output, expr=replaced(output.expr, counts)) for output in outputs]
+    integers = tuple(count.name for count in counts.values())
+    return replace(
+        program,
+        source="",
+        outputs=tuple(outputs),
+        tensors=(*tensors, *added),
+        scalars=(*(s for s in program.scalars if s in numbers), *integers),
+        integers=(*(s for s in program.integers if s in numbers), *integers),
+        integer_tensors=tuple(t for t in program.integer_tensors if t in read),
+        domains={axis: of for axis, of in program.domains.items() if axis in axes and of in axes},
+        lengths={axis: n for axis, n in program.lengths.items() if axis in axes},
+        computed={a: n for a, n in program.computed.items() if a in axes and axes.issuperset(sizes_in([n]))},
+        at_most=tuple(
+            pair for pair in program.at_most if {n.tensor for n in walk(*pair) if isinstance(n, Load)} <= read
+        ),
+    )
