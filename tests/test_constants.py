@@ -133,3 +133,28 @@ def test_what_is_no_constant_is_refused(constants: object, options: dict[str, st
     with pytest.raises(EqfuseError) as refused:
         eq.compile(MEAN, constants=constants, **options)  # type: ignore[arg-type]
     assert message in str(refused.value)
+
+
+def test_names_of_the_program_are_its_own() -> None:
+    k = kernel("size_o: f32\ny[b] = size_o * mean[o](sum[k](x[b,k] * w[o,k]))", "w")
+    x, w = torch.randn(5, 32), torch.randn(16, 32)
+    found = k(x=x, w=w, size_o=3.0)
+    torch.testing.assert_close(found, 3 * (x @ w.T).mean(1), rtol=1e-4, atol=1e-5)
+    assert k._constants.latest is not None  # type: ignore[union-attr]
+
+
+def test_calls_of_other_lengths_share_what_is_kept() -> None:
+    k = kernel(MEAN, "w")
+    w = torch.randn(70, 40)
+    for rows in range(1, 20):
+        x = torch.randn(rows, 40)
+        torch.testing.assert_close(k(x=x, w=w), (x @ w.T).mean(1), rtol=1e-4, atol=1e-5)
+    constants = k._constants
+    assert constants is not None and len(constants._kernels) == 2 and len(constants._kept) == 1
+
+
+def test_no_value_is_kept_that_is_much_larger_than_its_constants() -> None:
+    k = kernel("m[i] = max[j](x[j] + sum[d](q[i,d] * p[j,d]))", "q", "p")
+    x, q, p = torch.randn(90), torch.randn(80, 3), torch.randn(90, 3)
+    torch.testing.assert_close(k(x=x, q=q, p=p), (x + q @ p.T).amax(1), rtol=1e-4, atol=1e-5)
+    assert k._constants.latest is None  # type: ignore[union-attr]

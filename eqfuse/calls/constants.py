@@ -41,8 +41,8 @@ from eqfuse.terms.printer import output_lines, show_program
 from eqfuse.terms.types import kind, result_dtype
 from eqfuse.threads import Lock
 
-SIZE = "size_"
-"""What the names of integers begin with that are sizes of axes."""
+LARGER = 2
+"""How many times as many elements as the constants that it is made of a kept value may have."""
 MOST_KEPT = 8
 """Values of the constants of which results are kept, the latest ones."""
 MOST_DIVIDED = 256
@@ -67,16 +67,25 @@ class Divided:
     kept: Callee
     rest: Callee
     extents: Mapping[str, int]
+    counts: Mapping[str, str]
+    """Integers that the programs read, and the axes whose sizes they are."""
 
     def given(self, kernel: Callee, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a call of one of them."""
         program = kernel.program
         names = [*(tensor.name for tensor in program.tensors), *program.scalars]
-        counts = {SIZE + axis: extent for axis, extent in self.extents.items()}
+        counts = {name: self.extents[axis] for name, axis in self.counts.items()}
         own = dict.fromkeys(program.domains.get(axis, axis) for axis in sized_axes(program))
         known = {*program.lengths, *program.computed}
         sizes = {axis: self.extents[axis] for axis in own if axis not in known}
         return {**{name: values[name] if name in values else counts[name] for name in names}, "sizes": sizes}
+
+    @property
+    def made_for(self) -> tuple[Any, ...]:
+        """What the kept values depend on beside the constants."""
+        given = self.given(self.kept, dict.fromkeys(tensor.name for tensor in self.kept.program.tensors))
+        sizes = given.pop("sizes")
+        return self.kept.program.source, tuple(sizes.items()), tuple(given.items())
 
 
 class Constants:
@@ -100,6 +109,7 @@ class Constants:
         self._kept: OrderedDict[tuple[Any, ...], tuple[list[ref[torch.Tensor]], Mapping[str, Any]]] = (
             OrderedDict()
         )
+        self._kernels: dict[str, Callee] = {}
         self._lock = Lock()
 
     def call(
@@ -119,14 +129,17 @@ class Constants:
             constants = {name: values[name] for name in self.names}
             if divided is None or any(tensor.is_inference() for tensor in constants.values()):
                 return None
+            if any(t.is_cuda for t in constants.values()) and torch.cuda.is_current_stream_capturing():
+                return None  # a graph would read what calls outside of it replace
             kept = self._values(divided, constants)
         self.latest = divided
         return divided.rest(**divided.given(divided.rest, {**values, **kept}))
 
     def _values(self, divided: Divided, constants: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
         """What is kept of these constants, computed where no call of the same values was before."""
+        on_gpu = any(t.is_cuda for t in constants.values())
         key = (
-            id(divided),
+            (divided.made_for, torch.cuda.current_stream().cuda_stream if on_gpu else 0),
             *((id(t), t._version, t.data_ptr(), t.shape, t.stride()) for t in constants.values()),
         )
         found = self._kept.get(key)
@@ -169,9 +182,16 @@ class Constants:
         parts = divided(self._program, order or self._program.outputs, self.names, extents, dtypes)
         if parts is None:
             return None
-        kept, rest = (self._make(show_program(part)) for part in parts)
+        *programs, counts = parts
+        kept, rest = (self._kernel(show_program(part)) for part in programs)
         rest.kept = tuple(output_lines(kept.program.outputs))
-        return Divided(kept, rest, dict(extents))
+        return Divided(kept, rest, dict(extents), counts)
+
+    def _kernel(self, text: str) -> Callee:
+        """The kernel of a text, made once."""
+        if text not in self._kernels:
+            self._kernels[text] = self._make(text)
+        return self._kernels[text]
 
 
 def divided(
@@ -180,9 +200,9 @@ def divided(
     constants: Collection[str],
     extents: Mapping[str, int],
     dtypes: Mapping[str, str],
-) -> tuple[Program, Program] | None:
-    """The program of what outputs make of constants alone, and that of the rest, which reads it; None where they reduce nothing of
-    constants alone. Sums are kept as wide as a kernel accumulates them."""
+) -> tuple[Program, Program, Mapping[str, str]] | None:
+    """The program of what outputs make of constants alone, that of the rest, which reads it, and integers that they read, with the
+    axes whose sizes these are; None where they reduce nothing of constants alone. Sums are kept as wide as a kernel accumulates them."""
     found = list(
         dict.fromkeys(part for o in outputs for part in _largest(o.expr, constants, extents, dtypes))
     )
@@ -208,13 +228,15 @@ def divided(
             if is_narrower
             else replace(output, expr=expr)
         )
-    return _of(program, kept, ()), _of(program, rest, tensors)
+    counts = {axis: names.fresh(f"size_{axis}") for axis in extents}
+    of = {name: axis for axis, name in counts.items()}
+    return _of(program, kept, (), counts), _of(program, rest, tensors, counts), of
 
 
 def _largest(
     expr: Expr, constants: Collection[str], extents: Mapping[str, int], dtypes: Mapping[str, str]
 ) -> list[Expr]:
-    """The largest subexpressions that reduce something, of constants alone, and are no larger than what they are made of."""
+    """The largest subexpressions that reduce something, of constants alone, and have at most `LARGER` times as many elements."""
 
     def size(part: Expr) -> int:
         return math.prod(extents[axis] for axis in free_axes(part))
@@ -229,17 +251,19 @@ def _largest(
         seen.add(node)
         nodes = list(walk(node))
         reduces = any(isinstance(part, Reduce) for part in nodes) and is_made_of(node, constants)
-        least = max((size(part) for part in nodes if isinstance(part, Load | Reduce)), default=0)
-        if reduces and size(node) <= least and (free_axes(node) or kind(node, dtypes) == "real"):
+        most = LARGER * sum(size(part) for part in nodes if isinstance(part, Load))
+        if reduces and size(node) <= most and (free_axes(node) or kind(node, dtypes) == "real"):
             found.append(node)
         else:
             waiting += reversed(children(node))
     return found
 
 
-def _of(program: Program, outputs: Sequence[Output], added: Sequence[Tensor]) -> Program:
-    """The program of some outputs, with what they read. The size of an axis that is not in it is an integer of its own, `size_` and the
-    axis."""
+def _of(
+    program: Program, outputs: Sequence[Output], added: Sequence[Tensor], sizes: Mapping[str, str]
+) -> Program:
+    """The program of some outputs, with what they read. The size of an axis that is not in it is an integer, by its name in
+    `sizes`."""
     nodes = list(walk(*(output.expr for output in outputs)))
     read = {node.tensor for node in nodes if isinstance(node, Load)}
     numbers = {node.name for node in nodes if isinstance(node, Scalar)}
@@ -247,7 +271,7 @@ def _of(program: Program, outputs: Sequence[Output], added: Sequence[Tensor]) ->
     axes = {axis for o in outputs for axis in o.axes} | {a for t in (*tensors, *added) for a in t.axes if a}
     axes |= {node.name for node in nodes if isinstance(node, Axis)}
     axes |= {node.axis for node in nodes if isinstance(node, Reduce)}
-    counts = {n: Scalar(SIZE + n.axis) for n in nodes if isinstance(n, Size) and n.axis not in axes}
+    counts = {n: Scalar(sizes[n.axis]) for n in nodes if isinstance(n, Size) and n.axis not in axes}
     outputs = [replace(output, expr=replaced(output.expr, counts)) for output in outputs]
     integers = tuple(count.name for count in counts.values())
     return replace(
