@@ -39,6 +39,8 @@ UNSAID = frozenset({"bounded", "pole_safe", "masked"})
 OPERATIONS = {"sum": "+", "prod": "*"}
 PARTS = ("A", "B", "AB")
 EXP_OF_REDUCTION = "exp of a reduction"
+TRUTH = ("p!", "q!")
+"""How the names of truth values begin: of those that vary along the axis, and of others."""
 
 Term = str | tuple["Term", ...]
 """An s-expression."""
@@ -66,7 +68,7 @@ class Lemma:
     def __str__(self) -> str:
         lines = [f"; {self.rule}: {self.step}", "(set-logic ALL)"]
         for name in self.symbols:
-            sort = "Bool" if name.startswith("p!") else "Int" if name.startswith("n!") else "Real"
+            sort = "Bool" if name.startswith(TRUTH) else "Int" if name.startswith("n!") else "Real"
             lines.append(f"(declare-const {name} {sort})")
         lines += [f"(assert {text(each)})" for each in self.assumptions]
         return "\n".join([*lines, f"(assert (not {text(self.claim)}))", "(check-sat)", ""])
@@ -83,11 +85,12 @@ class Reduction:
 
 @dataclass
 class Statement:
-    """A rule about numbers. Symbols: `v!x` varies along the axis, `c!x` does not, `p!x` is a truth value, `R!k` stands for
-    the k-th reduction."""
+    """A rule about numbers. Symbols: `v!x` varies along the axis, `c!x` does not; `p!x` and `q!x` are truth values that do and do
+    not; `R!k` stands for the k-th reduction."""
 
     rule: Rule
     fixed: set[str]
+    masks: set[str]
     reductions: list[Reduction] = field(default_factory=list)
     defined: list[Term] = field(default_factory=list)
     assumptions: list[Term] = field(default_factory=list)
@@ -108,7 +111,9 @@ class Statement:
         Raises NoLemma."""
         facts = [parsed(condition) for condition in rule.when]
         fixed = {name for fact in facts if _is_of_claim(fact, rule) for name in _fixed_in(fact)}
-        made = cls(rule, fixed, any_numbers=any_numbers)
+        texts = (rule.left, rule.right) if isinstance(rule, Rewrite) else (rule.fact,)
+        masks = {name for node in (*map(parsed, texts), *facts) for name in _masks_in(node)}
+        made = cls(rule, fixed, masks, any_numbers=any_numbers)
         if not isinstance(rule, Rewrite) and rule.fact.startswith("bounded("):
             made.bounds = {
                 f"c!{name}": _magnitude(f"c!{name}") for fact in facts for name in _constant_in(fact)
@@ -157,8 +162,7 @@ class Statement:
         other: dict[str, Term] = {}
         known = (value, *self.assumptions, *self.defined, *(each.body for each in self.reductions))
         for symbol in symbols(*known):
-            varies = symbol.removeprefix("|").startswith("v!")
-            if varies or (symbol.startswith("p!") and symbol[2:] not in self.fixed):
+            if _varies(symbol):
                 other[symbol] = f"{symbol.rstrip('|')}.other{'|' if symbol.startswith('|') else ''}"
         for number, each in enumerate(self.reductions):  # over the axis itself it is one number
             if each.part != name and replaced(each.body, other) != each.body:
@@ -250,6 +254,8 @@ class Statement:
             case "moment", [s, w, x, n]:
                 total, weights = self._reduced("sum", part, ("*", w, x)), self._reduced("sum", part, w)
                 return [("=", s, total), ("=", n, weights)]
+            case "both", [q, r, s]:
+                return [("=", q, ("and", r, s))]
             case "vanishes_with", [n, m]:
                 return [("=>", ("=", n, "0.0"), ("=", m, "0.0"))]
         raise NoLemma(f"'{name}' speaks of infinities, masks or a bound that is not named")
@@ -292,8 +298,8 @@ class Statement:
                 raise NoLemma("an infinity is no real number")
             case ast.Name(id=name) if name in self.values:
                 return self.values[name]
-            case ast.Name(id="p"):
-                return "p!p"
+            case ast.Name(id=name) if name in self.masks:
+                return f"{'q' if name in self.fixed else 'p'}!{name}"
             case ast.Name(id=name):
                 self.read.add(name)
                 return f"{'c' if name in self.fixed else 'v'}!{name}"
@@ -440,6 +446,16 @@ def _fixed_in(fact: ast.expr) -> Iterator[str]:
             yield from (arg.id for place in places if isinstance(arg := args[place], ast.Name))
 
 
+def _masks_in(node: ast.expr) -> Iterator[str]:
+    """Variables that are truth values: what `where` chooses by, and what `not` negates."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Call(func=ast.Name(id="where"), args=[ast.Name(id=name), *_]):
+                yield name
+            case ast.Call(func=ast.Name(id="apply1"), args=[ast.Constant(value="not"), ast.Name(id=name)]):
+                yield name
+
+
 def _is_of_claim(fact: ast.expr, rule: Rule) -> bool:
     """Whether what a fact does not vary with is what a claim that a value is the same at two positions speaks of."""
     claim = None if isinstance(rule, Rewrite) else parsed(rule.fact)
@@ -512,7 +528,7 @@ def lemmas(rule: Rule) -> list[Lemma]:
         return _of_parts(said)
     sums = all(each.op == "sum" for each in said.reductions) and said.claim[0] in ("=", "and")
     outside = symbols(said.claim, *(each for each in said.assumptions if _mentions_reduction(each)))
-    if sums and not any(map(_varies, outside)):
+    if sums and not any(_varies(name) or name.startswith(TRUTH) for name in outside):
         return _by_sums(said)
     if any("R!" in text(each.body) for each in said.reductions):
         raise NoLemma("a reduction inside another that is no sum")
@@ -706,7 +722,8 @@ def _signs(said: Statement, pointwise: Sequence[Term], found: list[Lemma]) -> li
     for k, each in enumerate(said.reductions):
         claimed = (">=", each.body, "0.0") in pointwise
         square = isinstance(each.body, tuple) and (
-            (each.body[0] == "*" and each.body[1] == each.body[2]) or each.body[0] == "ite"
+            (each.body[0] == "*" and each.body[1] == each.body[2])
+            or (each.body[0] == "ite" and isinstance(each.body[1], tuple))
         )
         if claimed or square or each.body == "1.0":
             found.append(

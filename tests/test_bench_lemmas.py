@@ -86,6 +86,14 @@ def test_a_lemma_is_written_as_smt_lib() -> None:
     )
 
 
+def test_what_where_chooses_by_is_a_truth_value() -> None:
+    (lemma,) = lemmas(Rewrite("w", "where(q, a, 0)", "where(r, where(s, a, 0), 0)", ("both(q, r, s)",)))
+    assert str(lemma).splitlines()[2:6] == [f"(declare-const p!{name} Bool)" for name in "qrs"] + [
+        "(declare-const v!a Real)"
+    ]
+    assert proved(lemma)
+
+
 @pytest.mark.slow
 def test_what_is_not_proved_has_a_reason() -> None:
     verdicts = {name: judge(rule, None) for name, rule in RULES.items()}
