@@ -142,14 +142,11 @@ class Kernel:
         """Whether the program is another one with these outputs, where that is to be verified."""
         from eqfuse.verify.equivalence import equivalent  # loaded by those who ask
 
+        if not self.verify:
+            return True
+        limits: dict[str, Any] = {"trials": self.trials, "bound": self.bound, "scalars": self.scalars}
         other = replace(self.program, outputs=order)
-        allow: Literal["untaken"] = "untaken"
-        return (
-            not self.verify
-            or equivalent(
-                self.program, other, trials=self.trials, bound=self.bound, scalars=self.scalars, allow=allow
-            ).ok
-        )
+        return equivalent(self.program, other, allow="untaken", **limits).ok
 
     def _chunker(self) -> Chunker:
         from eqfuse.differentiate.divide import Chunker
@@ -183,7 +180,7 @@ class Kernel:
     def _shown(self) -> Kernel:
         """The kernel that ran the last call."""
         if self._constants is not None and self._constants.latest is not None:
-            return self._constants.latest.rest._shown  # type: ignore[attr-defined, no-any-return]
+            return self._constants.latest.rest.kernel._shown  # type: ignore[attr-defined, no-any-return]
         if self._joint is None or self._current.collapsed is None:
             return self
         self._joint._current = self._current
@@ -447,7 +444,7 @@ class Kernel:
             derived = compiler.derive_like(self.program, source)
         return self._made(derived, at_once=False)
 
-    def _made(self, derived: Derived, *, at_once: bool = True) -> Kernel:
+    def _made(self, derived: Derived, *, at_once: bool = True, kept: tuple[str, ...] = ()) -> Kernel:
         """A kernel of another program, compiled as this one is: the user has not written its branches."""
         return replace(
             self,
@@ -458,6 +455,7 @@ class Kernel:
             first=None,
             at_once=at_once,
             constants=(),
+            kept=kept,
         )
 
     # -- as an operator of torch -------------------------------------------------------------------
@@ -548,11 +546,11 @@ class Kernel:
                 self._stream = Streamer(found, self.program, self._like, self._lock)
             return self._stream
 
-    def _like(self, source: str) -> Kernel:
-        """A kernel of a text that was made of this one's program, compiled as this one is."""
+    def _like(self, source: str, kept: tuple[str, ...] = ()) -> Kernel:
+        """A kernel of a text that was made of this one's program, compiled as this one is; what it reads that is `kept`, as text."""
         with self.derived.scope.entered():
             derived = compiler.derive_like(self.program, source, made=True)
-        return self._made(derived)
+        return self._made(derived, kept=kept)
 
     def init(self, start: int = 0, total: int | None = None) -> StreamState:
         """A stream that has seen nothing, the first position of which is `start`. `total` is the extent of the whole

@@ -188,7 +188,7 @@ def test_measured_numbers_are_those_of_the_committed_files(pytestconfig: pytest.
 def test_pages_name_what_there_is() -> None:
     start, commands = ((DOCS / page).read_text(encoding="utf-8") for page in ("start.md", "commands.md"))
     options = inspect.signature(eq.compile).parameters
-    assert not [name for name in options if not re.search(rf"eq\.compile\([^`]*\b{name}\b", start)]
+    assert not [name for name in options if not re.search(rf"`eq\.compile\([^`]*\b{name}\b", start)]
     assert not [name for name in REPORTS if not re.search(rf"`eqfuse bench {name}\b|, `{name}`", commands)]
     listed = re.findall(r"^\| `eqfuse (\w+)", commands, re.MULTILINE)
     with pytest.raises(SystemExit), redirect_stdout(io.StringIO()) as printed:

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -41,6 +41,9 @@ from eqfuse.terms.printer import output_lines, show_program
 from eqfuse.terms.types import kind, result_dtype
 from eqfuse.threads import Lock
 
+if TYPE_CHECKING:  # loaded by those who ask: every start would wait for it
+    from eqfuse.differentiate.divide import Callee
+
 LARGER = 2
 """How many times as many elements as the constants that it is made of a kept value may have."""
 MOST_KEPT = 8
@@ -49,56 +52,41 @@ MOST_DIVIDED = 256
 """Kinds of calls of which it is known how they are divided."""
 
 
-class Callee(Protocol):
-    """A kernel of a program that is made of another one."""
+@dataclass(frozen=True)
+class Part:
+    """A part of a call: its kernel, the names of the inputs that it reads, integers that are sizes of axes it does not have, and the
+    sizes of its own."""
 
-    kept: tuple[str, ...]
+    kernel: Callee
+    names: tuple[str, ...]
+    counts: Mapping[str, int]
+    sizes: Mapping[str, int]
 
-    @property
-    def program(self) -> Program: ...
-
-    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        return self.kernel(sizes=self.sizes, **self.counts, **{name: values[name] for name in self.names})
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A call in two: the kernel of what is kept, and that of the rest, with the sizes of their axes."""
+    """A call in two: what is kept, and the rest. `made_for` is what the kept values depend on beside the constants."""
 
-    kept: Callee
-    rest: Callee
-    extents: Mapping[str, int]
-    counts: Mapping[str, str]
-    """Integers that the programs read, and the axes whose sizes they are."""
-
-    def given(self, kernel: Callee, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a call of one of them."""
-        program = kernel.program
-        names = [*(tensor.name for tensor in program.tensors), *program.scalars]
-        counts = {name: self.extents[axis] for name, axis in self.counts.items()}
-        own = dict.fromkeys(program.domains.get(axis, axis) for axis in sized_axes(program))
-        known = {*program.lengths, *program.computed}
-        sizes = {axis: self.extents[axis] for axis in own if axis not in known}
-        return {**{name: values[name] if name in values else counts[name] for name in names}, "sizes": sizes}
-
-    @property
-    def made_for(self) -> tuple[Any, ...]:
-        """What the kept values depend on beside the constants."""
-        given = self.given(self.kept, dict.fromkeys(tensor.name for tensor in self.kept.program.tensors))
-        sizes = given.pop("sizes")
-        return self.kept.program.source, tuple(sizes.items()), tuple(given.items())
+    kept: Part
+    rest: Part
+    made_for: tuple[Any, ...]
 
 
 class Constants:
     """What calls keep of constants.
 
-    `make` compiles a text as the program is compiled, and `is_equal` says whether another order of its outputs is.
+    `make` compiles a text as the program is compiled, beside the lines of what is kept that it reads; `is_equal` says whether the program
+    with other outputs is the same.
     """
 
     def __init__(
         self,
         program: Program,
         names: Collection[str],
-        make: Callable[[str], Callee],
+        make: Callable[[str, tuple[str, ...]], Callee],
         is_equal: Callable[[tuple[Output, ...]], bool],
     ) -> None:
         self.names = tuple(tensor.name for tensor in program.tensors if tensor.name in names)
@@ -109,7 +97,7 @@ class Constants:
         self._kept: OrderedDict[tuple[Any, ...], tuple[list[ref[torch.Tensor]], Mapping[str, Any]]] = (
             OrderedDict()
         )
-        self._kernels: dict[str, Callee] = {}
+        self._kernels: dict[tuple[str, tuple[str, ...]], Callee] = {}
         self._lock = Lock()
 
     def call(
@@ -133,7 +121,7 @@ class Constants:
                 return None  # a graph would read what calls outside of it replace
             kept = self._values(divided, constants)
         self.latest = divided
-        return divided.rest(**divided.given(divided.rest, {**values, **kept}))
+        return divided.rest({**values, **kept})
 
     def _values(self, divided: Divided, constants: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
         """What is kept of these constants, computed where no call of the same values was before."""
@@ -144,10 +132,9 @@ class Constants:
         )
         found = self._kept.get(key)
         if found is None or any(one() is not t for one, t in zip(found[0], constants.values(), strict=True)):
-            detached = {name: tensor.detach() for name, tensor in constants.items()}
-            made = divided.kept(**divided.given(divided.kept, detached))
+            made = divided.kept({name: tensor.detach() for name, tensor in constants.items()})
             results = made if isinstance(made, tuple) else (made,)
-            outputs = divided.kept.program.outputs
+            outputs = divided.kept.kernel.program.outputs
             values = {o.name: r if o.axes else r.item() for o, r in zip(outputs, results, strict=True)}
             self._forget()
             found = self._kept[key] = [ref(t) for t in constants.values()], values
@@ -182,16 +169,29 @@ class Constants:
         parts = divided(self._program, order or self._program.outputs, self.names, extents, dtypes)
         if parts is None:
             return None
-        *programs, counts = parts
-        kept, rest = (self._kernel(show_program(part)) for part in programs)
-        rest.kept = tuple(output_lines(kept.program.outputs))
-        return Divided(kept, rest, dict(extents), counts)
+        first, second, counts = parts
+        kept = self._part(first, (), counts, extents)
+        rest = self._part(second, tuple(output_lines(first.outputs)), counts, extents)
+        made_for = kept.kernel.program.source, tuple(kept.counts.items()), tuple(kept.sizes.items())
+        return Divided(kept, rest, made_for)
 
-    def _kernel(self, text: str) -> Callee:
-        """The kernel of a text, made once."""
-        if text not in self._kernels:
-            self._kernels[text] = self._make(text)
-        return self._kernels[text]
+    def _part(
+        self, program: Program, lines: tuple[str, ...], counts: Mapping[str, str], extents: Mapping[str, int]
+    ) -> Part:
+        """A part of calls at these extents; its kernel is made once for each text."""
+        text = show_program(program)
+        if (text, lines) not in self._kernels:
+            self._kernels[text, lines] = self._make(text, lines)
+        kernel = self._kernels[text, lines]
+        program = kernel.program
+        names = (*(tensor.name for tensor in program.tensors), *program.scalars)
+        own = dict.fromkeys(program.domains.get(axis, axis) for axis in sized_axes(program))
+        return Part(
+            kernel,
+            tuple(name for name in names if name not in counts),
+            {name: extents[counts[name]] for name in names if name in counts},
+            {axis: extents[axis] for axis in own if axis not in {**program.lengths, **program.computed}},
+        )
 
 
 def divided(

@@ -18,9 +18,8 @@ from eqfuse.proof.nodes import Chain, Differ, Fact, Holds, Inference, Premise, S
 from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.constructors import CONSTRUCTORS
-from eqfuse.rules.reassociate import compared, inside_of, read_at
+from eqfuse.rules.reassociate import position_of
 from eqfuse.terms.nodes import Call, Expr, free_axes, substitute_axes
-from eqfuse.terms.types import kind
 
 MOST_STEPS = 4000
 """Steps of one proof; a form that takes more is not proved."""
@@ -82,44 +81,14 @@ class _Path:
                 self._inside(at)
             case "Mul", _, (Term(head="Num", words=("1",)), _):
                 self.step("one-times", at)
-            case "Mul", _, (Term(head="Where", args=(_, _, Term(head="Num", words=("0",)))), _):
+            case "Mul", _, (mask, _) if _is_mask(mask):
                 self.step("mask-factor", at)
                 self._inside(at, 1)
-            case "Mul", _, (_, Term(head="Where", args=(_, _, Term(head="Num", words=("0",))))):
+            case "Mul", _, (_, mask) if _is_mask(mask):
                 self.step("commute-factors", at)
                 self.top(at)
-            case "Where", _, (_, Term(head="Neg"), Term(head="Num", words=("0",))):
-                self.step("mask-negated", at)
-                self._inside(at)
-            case "Where", _, (_, Term(head="Add"), Term(head="Num", words=("0",))):
-                self.step("mask-terms", at)
-                self._both(at)
-            case "Where", _, (
-                mask,
-                Term(head="Red", words=("sum", axis, _)),
-                Term(head="Num", words=("0",)),
-            ) if axis not in free_names(mask, {}):
-                self.step("mask-sum", at)
-                self._inside(at)
-            case "Where", _, (Term(head="Leaf", words=(text,)), _, Term(head="Num", words=("0",))) if (
-                parts := self._conjuncts(text)
-            ):
-                one, other = map(self._leaf, parts)
-                self.step("mask-both", at, r=one, s=other)
-                self._inside(at, 1)
-            case "Where", _, (
-                mask,
-                Term(head="Where", args=(inner, _, Term(head="Num", words=("0",)))),
-                Term(head="Num", words=("0",)),
-            ) if mask is inner:
-                self.step("mask-twice", at)
-            case "Where", _, (
-                mask,
-                Term(head="Where", args=(inner, _, Term(head="Num", words=("0",)))),
-                Term(head="Num", words=("0",)),
-            ) if _key(inner) < _key(mask):
-                self.step("commute-masks", at)
-                self._inside(at, 1)
+            case "Where", _, (mask, value, _) if _is_mask(here):
+                self._masked(at, mask, value)
             case "Mul", _, (_, Term(head="Red", words=("sum", *_), args=(body,))) if body is not ONE:
                 self.step("factor-in", at)
                 self._inside(at)
@@ -167,6 +136,29 @@ class _Path:
 
     # Masks --------------------------------------------------------------------------------------
 
+    def _masked(self, at: Position, mask: Term, value: Term) -> None:
+        """Brings what is 0 outside of a mask to normal form."""
+        is_leaf = mask.head == "Leaf"
+        match value.head:
+            case "Neg":
+                self.step("mask-negated", at)
+                self._inside(at)
+            case "Add":
+                self.step("mask-terms", at)
+                self._both(at)
+            case "Red" if value.words[0] == "sum" and value.words[1] not in free_names(mask, {}):
+                self.step("mask-sum", at)
+                self._inside(at)
+            case _ if is_leaf and (parts := self._conjuncts(mask.words[0])):
+                one, other = map(self._leaf, parts)
+                self.step("mask-both", at, r=one, s=other)
+                self._inside(at, 1)
+            case "Where" if _is_mask(value) and mask is value.args[0]:
+                self.step("mask-twice", at)
+            case "Where" if _is_mask(value) and _key(value.args[0]) < _key(mask):
+                self.step("commute-masks", at)
+                self._inside(at, 1)
+
     def _leaf(self, value: Expr) -> Term:
         """The leaf of an expression that rules do not look into."""
         self._leaves[str(value)] = value
@@ -184,7 +176,7 @@ class _Path:
         here, sums, masks = subterm(self.root, (*at, 0)), 0, 0
         while here.head == "Red" and here.words[0] == "sum":
             here, sums = here.args[0], sums + 1
-        while here.head == "Where" and here.args[2] is ZERO:
+        while _is_mask(here):
             mask = here.args[0]
             if mask.head == "Leaf" and self._position(mask.words[0], axis) is not None:
                 return sums, masks
@@ -194,11 +186,7 @@ class _Path:
     def _position(self, text: str, axis: str) -> tuple[Expr, Expr] | None:
         """The position of an axis that a mask selects, and whether it is one."""
         found = self._leaves.get(text)
-        at = compared(found, axis) if found is not None else None
-        if at is None or kind(at, self._dtypes) != "int":
-            return None
-        inside = inside_of(at, axis)
-        return None if inside is None else (read_at(at), inside)
+        return None if found is None else position_of(found, axis, self._dtypes)
 
     def _select(self, at: Position, axis: str, depth: tuple[int, int]) -> None:
         """Brings a sum next to the mask that selects a position of its axis, and reads what it sums there."""
@@ -297,6 +285,11 @@ class _Path:
             raise Unproved(f"{rule} does not apply")
         premises = tuple(self._premise(statement.at(found)) for statement in reading.when)
         return Fact("fixed", args, Inference(rule, found, premises))
+
+
+def _is_mask(value: Term) -> bool:
+    """Whether a term is 0 where some condition does not hold."""
+    return value.head == "Where" and value.args[2] is ZERO
 
 
 def _key(value: Term) -> str:

@@ -74,7 +74,7 @@ def is_reassociable(program: Program) -> bool:
     def has_orders(node: Expr) -> bool:
         match node:
             case Reduce("sum", axis, body):
-                return _sums_inside(body) or any(_is_compared(part, axis) for part in walk(body))
+                return _sums_inside(body) or any(_compared(part, axis) for part in walk(body))
             case Call("add" | "sub", (left, right)):
                 return _sums_inside(left) and _sums_inside(right)
         return False
@@ -119,12 +119,8 @@ def visited(outputs: Sequence[Output], extents: Mapping[str, int], constants: Co
 
 def is_made_of(expr: Expr, tensors: Collection[str]) -> bool:
     """Whether an expression reads some of these tensors, and nothing else that a call gives."""
-    read = {
-        node.tensor if isinstance(node, Load) else ""
-        for node in walk(expr)
-        if isinstance(node, Load | Scalar)
-    }
-    return bool(read) and read.issubset(tensors)
+    read = [node for node in walk(expr) if isinstance(node, Load | Scalar)]
+    return bool(read) and all(isinstance(node, Load) and node.tensor in tensors for node in read)
 
 
 def roundings(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
@@ -263,15 +259,12 @@ def _selection(
     value = factor
     while isinstance(value, Call) and value.fn == "where" and _is_number(value.args[2], 0):
         condition, value, _ = value.args
-        conditions += conjuncts(condition)
+        conditions += _conjuncts(condition)
     for place, each in enumerate(conditions):
-        at = compared(each, axis)
-        inside = inside_of(at, axis) if at is not None and kind(at, dtypes) == "int" else None
-        if at is None or inside is None:
-            continue
-        others = [*conditions[:place], *conditions[place + 1 :]]
-        rest = call("where", reduce(partial(call, "and"), others), value, Const(0)) if others else value
-        return read_at(at), inside, () if _is_number(rest, 1) else (rest,)
+        if (found := position_of(each, axis, dtypes)) is not None:
+            others = [*conditions[:place], *conditions[place + 1 :]]
+            rest = call("where", reduce(partial(call, "and"), others), value, Const(0)) if others else value
+            return *found, () if _is_number(rest, 1) else (rest,)
     return None
 
 
@@ -279,15 +272,26 @@ def _is_number(expr: Expr, number: int) -> bool:
     return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == number
 
 
-def conjuncts(condition: Expr) -> list[Expr]:
-    """What all holds where a condition does."""
+def _conjuncts(condition: Expr) -> list[Expr]:
+    """The conditions that stand between the `and`s of one: unlike `terms.assume.conjuncts` as they are written, so that each can be
+    proved to be one of them."""
     match condition:
         case Call("and", (left, right)):
-            return conjuncts(left) + conjuncts(right)
+            return _conjuncts(left) + _conjuncts(right)
     return [condition]
 
 
-def compared(condition: Expr, axis: str) -> Expr | None:
+def position_of(condition: Expr, axis: str, dtypes: Mapping[str, str]) -> tuple[Expr, Expr] | None:
+    """The index that reads at the position of an axis that a condition selects, and whether that is a position of it; None where it
+    selects none."""
+    at = _compared(condition, axis)
+    if at is None or kind(at, dtypes) != "int" or (inside := _inside(at, axis)) is None:
+        return None
+    # A position of another axis is shifted, by nothing, for it may be past the end.
+    return (call("add", at, Const(0)) if isinstance(at, Axis) else at), inside
+
+
+def _compared(condition: Expr, axis: str) -> Expr | None:
     """What the position of an axis is where a condition holds, if it says so."""
     match condition:
         case Call("eq", (Axis(name), at)) if name == axis and axis not in free_axes(at):
@@ -297,16 +301,7 @@ def compared(condition: Expr, axis: str) -> Expr | None:
     return None
 
 
-def _is_compared(expr: Expr, axis: str) -> bool:
-    return compared(expr, axis) is not None
-
-
-def read_at(at: Expr) -> Expr:
-    """An index that reads at a position: a position of another axis is shifted, by nothing, for it may be past the end."""
-    return call("add", at, Const(0)) if isinstance(at, Axis) else at
-
-
-def inside_of(at: Expr, axis: str) -> Expr | None:
+def _inside(at: Expr, axis: str) -> Expr | None:
     """Whether a position is one of an axis; None of one that never is."""
     below = call("lt", at, Size(axis))
     if isinstance(at, Axis):
@@ -338,6 +333,7 @@ class _Orders:
         self._extents = extents
         self._dtypes = dtypes or {}
         self._constants = constants
+        self._are_constant: dict[Expr, bool] = {}
         self._exact = math.inf if is_free else 1
         self._best: dict[Expr, Expr] = {}
 
@@ -364,7 +360,11 @@ class _Orders:
 
     def _is_constant(self, expr: Expr) -> bool:
         """Whether an expression is made of constants alone: it is computed once, for all calls."""
-        return bool(self._constants) and is_made_of(expr, self._constants)
+        if not self._constants:
+            return False
+        if expr not in self._are_constant:
+            self._are_constant[expr] = is_made_of(expr, self._constants)
+        return self._are_constant[expr]
 
     def _size(self, axes: frozenset[str]) -> float:
         return math.prod(float(self._extents[axis]) for axis in axes)

@@ -58,9 +58,11 @@ def show(expr: Expr) -> str:
 
 def output_lines(outputs: Iterable[Output]) -> list[str]:
     """Outputs as text, each written in full."""
-    return [
-        f"{o.name}[{', '.join(o.axes)}] = {o.expr}" if o.axes else f"{o.name} = {o.expr}" for o in outputs
-    ]
+    return [f"{_left(output)} = {show(output.expr)}" for output in outputs]
+
+
+def _left(output: Output) -> str:
+    return f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name
 
 
 def show_program(program: Program) -> str:
@@ -84,7 +86,7 @@ def show_program(program: Program) -> str:
         if axis is not None and not tensor.dtype and (tensor.name, k) not in plain
     ]
     for output in program.outputs:
-        left = f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name
+        left = _left(output)
         written = isinstance(output.expr, Call) and output.expr.fn == output.dtype
         if output.dtype is not None and not written:
             lines.append(f"{output.name}: {output.dtype}{left.removeprefix(output.name)}")
