@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 import eqfuse as eq
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.terms.nodes import Axis, Const
-from eqfuse.torch.positions import Part, Radix
+from eqfuse.torch.positions import Part, Radix, exact_ratio
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -425,6 +426,14 @@ RADIX = Radix(Const)
 
 def digits(position: Any) -> list[tuple[str, int]]:
     return [(str(part.index), part.size) for part in position]
+
+
+def test_a_ratio_of_sums_is_whole_where_each_term_is() -> None:
+    n = sympy.Symbol("n", integer=True, positive=True)
+    assert exact_ratio(6 * n + 18, 6) == n + 3
+    assert exact_ratio(18 * (n // 2 + 1), 18) == n // 2 + 1
+    assert exact_ratio(n // 2 + 1, 18) is None
+    assert exact_ratio(6 * n + 1, 6) is None
 
 
 def test_digits_are_joined_and_split_without_division() -> None:

@@ -51,7 +51,7 @@ def exact_ratio(large: Size, small: Size) -> Size | None:
     import sympy
 
     ratio = sympy.cancel(sympy.sympify(large) / sympy.sympify(small))
-    if sympy.fraction(ratio)[1] != 1:
+    if sympy.fraction(sympy.together(ratio))[1] != 1:
         return None
     return int(ratio) if ratio.is_Integer else ratio
 
