@@ -85,15 +85,23 @@ def check_bounds(
 
 def check_divisors(program: Program, extents: Mapping[str, int], scalars: Mapping[str, Any]) -> bool:
     """Whether there are divisions of integers by 0, none of which counts. Raises BindError for one that does."""
+    by_zero, counting = divisions_by_zero(program, extents, scalars)
+    for node in counting:
+        span = locate(program.source, show(node)) or locate(program.source, show(node.args[1]))
+        raise BindError(
+            f"{show(node)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"
+        )
+    return by_zero
+
+
+def divisions_by_zero(
+    program: Program, extents: Mapping[str, int], scalars: Mapping[str, Any]
+) -> tuple[bool, list[Call]]:
+    """Whether there are divisions of integers by 0, and those that count."""
     box = Box.at(extents, scalars)
     by_zero: dict[Expr, Call] = {n: n for n in _divisions(program) if box.whole(n.args[1]) == (0, 0)}
-    for node, guards in _guarded(_roots(program), by_zero) if by_zero else ():
-        if _reached(guards, box):
-            span = locate(program.source, show(node)) or locate(program.source, show(node.args[1]))
-            raise BindError(
-                f"{show(node)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"
-            )
-    return bool(by_zero)
+    reached = _guarded(_roots(program), by_zero) if by_zero else ()
+    return bool(by_zero), [node for node, guards in reached if _reached(guards, box)]
 
 
 Sizes = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, int], Mapping[str, Any]], tuple[Any, ...]]

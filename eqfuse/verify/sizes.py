@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.errors import BindError
-from eqfuse.terms.bounds import Outside, check_divisors, longer_dimensions, never_inside, reads_outside
+from eqfuse.terms.bounds import (
+    Outside,
+    check_divisors,
+    divisions_by_zero,
+    longer_dimensions,
+    never_inside,
+    reads_outside,
+)
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.extents import count_of, sizes_in
 from eqfuse.terms.floats import FloatDomain
@@ -217,7 +224,11 @@ def _fitting(
             for read in outside:
                 axis = plain.get((read.load.tensor, read.dimension))
                 wanted.append(_needed(read, axis, classes, extents))
-            if not outside and all(key in fixed or n <= reached.get(key, 0) for key, n in wanted[0].items()):
+            _, by_zero = divisions_by_zero(program, extents, integers)
+            divisors = [part.axis for division in by_zero for part in _added(division.args[1])]
+            wanted.append({classes.find(("", axis)): extents[axis] + 1 for axis in divisors})
+            lengths = {**wanted[0], **wanted[-1]}.items()
+            if not outside and all(key in fixed or n <= reached.get(key, 0) for key, n in lengths):
                 check_divisors(program, extents, integers)
                 return extents
             for needed in wanted:
