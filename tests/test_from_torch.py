@@ -184,6 +184,14 @@ CASES = {
         + torch.fmod(x, 2)[:, x.shape[1] - y.shape[1] :].sum() + x[-(x.shape[0] // 2) :].sum(),
         lambda n: (r(n, 8), r(n, 5)),
     ),
+    "batch and instance norm": Case(
+        lambda x, w: (F.batch_norm(x, None, None, w, training=True), F.instance_norm(x)), lambda n: (r(n, 3, 5), r(3))
+    ),
+    "covariances": Case(lambda x: (torch.cov(x), x.T.corrcoef(), torch.cov(x[0])), lambda n: (r(4, n),)),
+    "covariances with weights": Case(
+        lambda x, f, a: torch.cov(x, correction=0, fweights=f, aweights=a), lambda n: (r(4, n), torch.arange(n) % 3, r(n).abs())
+    ),
+    "hardtanh": Case(lambda x: F.hardtanh(x) + F.hardtanh(x, -0.5, 2.0), lambda n: (r(n, 4),)),
     "norms": Case(lambda x: [x.norm(p, 1) for p in (3, 0.5, 0, float("-inf"), 4)], lambda n: (r(n, 4),)),
     "casts": Case(lambda x: (x.half() * 2).float(), lambda n: (torch.randn(n, 4),)),
 }  # fmt: skip
@@ -308,13 +316,37 @@ def test_what_cannot_be_exported_prints_nothing(capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_a_module_that_changes_its_buffers_is_refused() -> None:
-    with pytest.raises(eq.EqfuseError, match="it changes 'running_mean'"):
-        eq.from_torch(torch.nn.BatchNorm1d(4), torch.randn(3, 4))
+def test_buffers_that_a_module_changes_are_written() -> None:
+    torch.manual_seed(0)
+    own = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten()).double()
+    other = copy.deepcopy(own)
+    program = eq.from_torch(own, r(4, 3, 2, 5), native="off")
+    for n in (4, 6):
+        x = r(n, 3, 2, 5)
+        found, expected = (given.clone().requires_grad_() for given in (x, x))
+        results = program(found), other(expected)
+        assert torch.allclose(*results)
+        for result in results:
+            result.square().sum().backward()
+        assert torch.allclose(found.grad, expected.grad, atol=1e-12)  # type: ignore[arg-type]
+        for one, two in zip(own.buffers(), other.buffers(), strict=True):
+            assert torch.equal(one, two) if one.dtype == torch.int64 else torch.allclose(one, two)
+        for one, two in zip(own.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(one.grad, two.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_norms_of_what_is_not_in_training_change_nothing() -> None:
     norm = torch.nn.BatchNorm1d(4).eval()
     x = torch.randn(3, 4)
     with torch.no_grad():
         assert torch.allclose(eq.from_torch(norm, x, native="off")(x), norm(x), atol=1e-6)
+    assert torch.equal(norm.running_mean, torch.zeros(4))  # type: ignore[arg-type]
+
+
+def test_a_function_that_changes_an_argument_is_refused() -> None:
+    with pytest.raises(eq.EqfuseError, match="it changes 'x'"):
+        eq.from_torch(lambda x: x.add_(1), torch.randn(3, 4))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -315,6 +316,25 @@ def test_derivatives_that_operators_do_not_show_are_left_to_torch(fn: Any, name:
     (expected,) = torch.autograd.grad(fn(x).square().sum(), x)
     torch.testing.assert_close(found, expected)
     assert f"{name!r} in training" in str(outcome.report(measure=False))
+
+
+@pytest.mark.slow
+def test_batch_norm_in_training_changes_its_buffers_once() -> None:
+    own = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Softmax(1)
+    ).double()
+    other = copy.deepcopy(own)
+    call = compiled(own)
+    for _ in range(2):
+        x = r(2, 3, 8, 8)
+        results = call(x), other(x)
+        assert torch.allclose(*results)
+        for result in results:
+            result.square().sum().backward()
+    for one, two in zip(own.buffers(), other.buffers(), strict=True):
+        assert torch.allclose(one, two)
+    for one, two in zip(own.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(one.grad, two.grad)  # type: ignore[arg-type]
 
 
 def test_detached_parts_in_training_are_left() -> None:

@@ -1,11 +1,16 @@
 """PyTorch's programs in, eqfuse's out: `eq.from_torch`, `torch.compile(model, backend="eqfuse")`, and what they are made of.
 
-graphs.py      a function or module as a graph of ATen operators
 positions.py   positions in a dimension, as digits: views of a tensor are maps of positions
 values.py      a tensor of a graph: what stands at a position
 operators/     what each ATen operator computes, as values
-writer.py      a graph as the text of a program
+translate.py   a graph of ATen operators as values
+stops.py       what gradients do not pass
+text.py        values as the text of a program
+guards.py      sizes that a function asked about, checked at each call
 program.py     `eq.from_torch`: a text that is called as the function is
+backend.py     `torch.compile(model, backend="eqfuse")`; regions.py, which parts of a graph; prices.py, which are worth it;
+               outcome.py, what came of each
+attention.py   attention as transformers calls it
 """
 
 from __future__ import annotations

@@ -183,7 +183,17 @@ def _functional(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule 
 
 
 def _keep_for_backward(graph: fx.GraphModule) -> None:
-    """Has torch's attention compute the log-sum-exp that its gradient reads: traced without gradients, it is left out."""
+    """Has torch's attention compute the log-sum-exp that its gradient reads: traced without gradients, it is left out. And has
+    gradients read an input that changes, as the running statistics of batch norm, as it was."""
+    first = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    for write in writes(graph):
+        target = write.all_input_nodes[0]
+        if len(target.users) > 1:
+            with graph.graph.inserting_before(first):
+                before = graph.graph.call_function(torch.ops.aten.clone.default, (target,))
+            before.meta = dict(target.meta)
+            for user in [each for each in target.users if each not in (before, write)]:
+                user.replace_input_with(target, before)
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             names = [argument.name for argument in node.target._schema.arguments]

@@ -17,6 +17,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch.utils import _pytree as pytree
 
 from eqfuse.errors import BindError, EqfuseError
@@ -24,6 +25,7 @@ from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
 from eqfuse.terms.arguments import is_tracked
 from eqfuse.torch.guards import Guard, equate_alike, guards_of
+from eqfuse.torch.operators.views import detached
 from eqfuse.torch.positions import Size, is_real_size
 from eqfuse.torch.stops import Seen, with_detached_blocks
 from eqfuse.torch.text import Text, text_of
@@ -47,6 +49,7 @@ class TorchProgram:
     _compile: Callable[[], Kernel]
     _has_own: bool
     _guards: tuple[Guard, ...] = ()
+    _changed: Mapping[str, Any] = field(default_factory=dict)
     _met: set[tuple[int, ...]] = field(default_factory=set)
     _kernel: list[Kernel] = field(default_factory=list)
 
@@ -68,7 +71,7 @@ class TorchProgram:
         values, symbols = self._bound(flat)
         for name, tensor in self._tensors.items():
             if name in self._text.inputs:
-                values[name] = tensor()
+                values[name] = tensor().clone() if name in self._changed else tensor()
         if self._has_own and any(map(is_tracked, values.values())):
             raise EqfuseError(
                 "it has a torch.autograd.Function inside, whose derivative is not that of what it computes",
@@ -78,6 +81,9 @@ class TorchProgram:
         values |= {name: _number(size, symbols) for name, size in self._text.numbers.items()}
         made = self.kernel(**values, sizes=sizes or None)
         results = made if isinstance(made, tuple) else (made,)
+        with torch.no_grad():
+            for name, output in self._changed.items():
+                self._tensors[name]().copy_(self._output(output, results, flat, symbols))
         return pytree.tree_unflatten(
             [self._output(each, results, flat, symbols) for each in self._outputs], self._gives
         )
@@ -161,9 +167,9 @@ def from_torch(
 
     `examples` are arguments of `fn`, and `kwargs` those by name. Sizes of the tensors among them are symbols, unless the
     code needs a number, or they are 0 or 1; other arguments are constants. Parameters, buffers and tensors that `fn`
-    closes over are inputs of the program; `p` reads them where they are, so that training goes on. `options` are those of
-    `eq.compile`. Raises EqfuseError, with the operator and the line of code, for what the language cannot express, for
-    what torch cannot export, and for modules that change their buffers.
+    closes over are inputs of the program; `p` reads them where they are, so that training goes on, and writes buffers that
+    `fn` changes. `options` are those of `eq.compile`. Raises EqfuseError, with the operator and the line of code, for what
+    the language cannot express, for what torch cannot export, and for functions that change their arguments.
     """
     if not callable(fn):
         raise EqfuseError(
@@ -171,11 +177,10 @@ def from_torch(
         )
     exported, has_own = _exported(fn, *pytree.tree_map(_own, (examples, dict(kwargs or {}))))
     graph, inputs = exported.graph_module.graph, exported.graph_signature
-    changed = [*inputs.buffers_to_mutate.values(), *inputs.user_inputs_to_mutate.values()]
-    if changed:
+    if changed := inputs.user_inputs_to_mutate.values():
         raise EqfuseError(
             f"it changes {', '.join(map(repr, changed))}",
-            hint="a program has no effects: call .eval(), or return the new value",
+            hint="a program changes no argument: return the new value",
         )
     arguments, takes = pytree.tree_flatten((examples, dict(kwargs or {})))
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
@@ -214,12 +219,15 @@ def from_torch(
                 translation.call(node)
             elif node.op == "get_attr":
                 raise Refused(node, "it calls another graph")
-        text, outputs = _written(translation, graph, nodes, taken, names)
+        text, outputs = _written(translation, graph, len(inputs.buffers_to_mutate), taken, names)
     except Refused as refused:
         raise refused.error() from None
+    buffers = {spec.target: names[node.name] for node, spec in zip(nodes, inputs.input_specs, strict=True)}
+    written = [buffers[target] for target in inputs.buffers_to_mutate.values()]
     return TorchProgram(
-        text.source, text, tensors, tuple(taken), outputs, takes, exported.call_spec.out_spec,
+        text.source, text, tensors, tuple(taken), outputs[len(written) :], takes, exported.call_spec.out_spec,
         lambda: compiled(text.source, **options), has_own, guards_of(nodes, [each[:2] for each in taken]),
+        dict(zip(written, outputs, strict=False)),
     )  # fmt: skip
 
 
@@ -250,7 +258,7 @@ def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[st
         given = signature(module.forward).bind(*shapes[0], **shapes[1]).arguments
         with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), _quiet():
             warnings.simplefilter("ignore")
-            with Seen() as seen:
+            with Seen(INSTEAD) as seen:
                 exported = torch.export.export(
                     module, examples, kwargs or None, dynamic_shapes=given, strict=False
                 )
@@ -264,6 +272,44 @@ def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[st
             f"torch cannot export it: {line[0] if line else type(error).__name__}{_place(error)}",
             hint="a program has no control flow that depends on data; see torch.export",
         ) from error
+
+
+def covariance(
+    input: torch.Tensor,
+    *,
+    correction: int = 1,
+    fweights: torch.Tensor | None = None,
+    aweights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`torch.cov`, without its look at the numbers of the weights."""
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    given = [each for each in (fweights, aweights) if each is not None]
+    if not given:
+        apart = x - x.mean(1, keepdim=True)
+        return (apart @ apart.T / max(x.shape[1] - correction, 0)).squeeze()
+    weights = given[0] if len(given) == 1 else given[0] * given[1]
+    total = weights.sum()
+    lost = total if aweights is None else (weights * aweights).sum()
+    apart = x - (x * weights).sum(1, keepdim=True) / total
+    return (apart @ (apart * weights).T / (total - correction * lost / total).clamp(min=0)).squeeze()
+
+
+def correlation(input: torch.Tensor) -> torch.Tensor:
+    """`torch.corrcoef`."""
+    found = covariance(input)
+    if found.dim() == 0:
+        return found / found
+    scale = torch.diagonal(found).sqrt()
+    return (found / scale[:, None] / scale).clamp(-1, 1)
+
+
+INSTEAD: Mapping[Any, Callable[..., Any]] = {
+    torch.cov: covariance,
+    torch.Tensor.cov: covariance,
+    torch.corrcoef: correlation,
+    torch.Tensor.corrcoef: correlation,
+}
+"""Functions that torch cannot export, and the same in its other functions."""
 
 
 def _place(error: BaseException) -> str:
@@ -297,9 +343,17 @@ KEPT = (
 """Operators that are translated as they are, not as what torch makes of them."""
 
 
+STATISTICS = ("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
+"""Norms by the statistics of a batch, which torch writes with core ATen too."""
+
+
 def decompositions() -> dict[Any, Any]:
     """torch's decompositions to core ATen, but for what is translated as it is."""
     table = torch.export.default_decompositions()
+    for name in STATISTICS:
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload)
+        table[operator] = decomposition_table[operator]
     for name in KEPT:
         packet, _, overload = name.partition(".")
         table.pop(getattr(getattr(torch.ops.aten, packet), overload or "default"), None)  # type: ignore[no-untyped-call]
@@ -324,15 +378,18 @@ def _tensor(fn: Any, exported: Any, target: str) -> Callable[[], torch.Tensor]:
 
 
 def _written(
-    translation: Translation, graph: Any, nodes: list[Any], taken: list[Any], names: Mapping[str, str]
+    translation: Translation, graph: Any, changes: int, taken: list[Any], names: Mapping[str, str]
 ) -> tuple[Text, tuple[Any, ...]]:
-    """The text, and where each output of the function comes from."""
+    """The text, and where each output of the function comes from. The first ones, so many `changes`, are new numbers of
+    buffers, which no gradient passes."""
     (last,) = [node for node in graph.nodes if node.op == "output"]
     arguments = {name: place for place, (name, _, _) in enumerate(taken)}
     values: list[Value] = []
     found: list[Any] = []
-    for given in last.args[0]:
+    for place, given in enumerate(last.args[0]):
         made = translation.made[given] if hasattr(given, "meta") else given
+        if place < changes and isinstance(made, Value):
+            made = detached(made)
         if (
             isinstance(made, Value)
             and hasattr(given, "op")

@@ -30,6 +30,8 @@ REDUCTIONS = frozenset(
         "var_mean", "linalg_vector_norm", "norm", "softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax",
         "layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "group_norm", "native_group_norm", "topk",
         "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", *ATTENTION,
+        "avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
     )
 )  # fmt: skip
 FREE = frozenset(
@@ -41,6 +43,8 @@ WRITES = frozenset(
     f"aten.{name}" for name in ("scatter", "scatter_add", "index_put", "_unsafe_index_put", "index_add", "index_copy", "index_fill")
 )  # fmt: skip
 """Writes at positions of a tensor, of which every position of the result would look at all; torch goes to each once."""
+CONVOLUTIONS = frozenset({"aten.convolution"})
+"""Products over windows, for which torch has libraries."""
 COPIES = frozenset({"aten.clone"})
 """What flattening makes of a view that has gaps: labels beside logits."""
 
@@ -106,7 +110,11 @@ def kind(node: fx.Node) -> str:
         return "product"
     if name in REDUCTIONS:
         return "reduction"
-    if name in TABLE and name not in WRITES or getattr(node.target, "__name__", "") == "getitem":
+    if (
+        name in TABLE
+        and name not in WRITES | CONVOLUTIONS
+        or getattr(node.target, "__name__", "") == "getitem"
+    ):
         return "other"
     return "no"
 

@@ -7,7 +7,7 @@ function runs: `x.data`, gradients that the function takes itself, hooks, functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,10 @@ _BLOCK = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 @dataclass
 class Seen(TorchFunctionMode):
-    """What runs while a function is exported. `own` is whether some of it has a derivative that is not torch's."""
+    """What runs while a function is exported, some functions of torch with others `instead`. `own` is whether some of it has
+    a derivative that is not torch's."""
 
+    instead: Mapping[Any, Callable[..., Any]]
     own: bool = False
     _enabled: list[bool] = field(default_factory=lambda: [torch.is_grad_enabled()])
 
@@ -50,7 +52,7 @@ class Seen(TorchFunctionMode):
             raise EqfuseError(
                 f"it calls {name!r}", hint="a program has no effects: call it outside of the function"
             )
-        found = func(*args, **kwargs)
+        found = self.instead.get(func, func)(*args, **kwargs)
         if func is torch.autograd.grad and not kwargs.get("create_graph", False):
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, found)
         return found

@@ -290,7 +290,24 @@ def _axes(
             found.append(f"{axis}: axis[{known[same(size)]}]")
         else:
             left[axis] = same(size)
+    beside = _beside(program, left)
+    found += [
+        f"{axis}: axis[{extents[axis]}]"
+        for axis in given
+        if axis in beside - listed and isinstance(extents[axis], int)
+    ]
     return found, left
+
+
+def _beside(program: Program, made: Collection[str]) -> set[str]:
+    """The axes that stand in an index beside one of `made`, whose extent is made for theirs: of windows of 3 positions there are
+    `N(x) - 2`."""
+    found: set[str] = set()
+    for load in walk(*(output.expr for output in program.outputs)):
+        for index in load.index if isinstance(load, Load) else ():
+            axes = {node.name for node in walk(index) if isinstance(node, Axis)}
+            found |= axes if axes.intersection(made) else set()
+    return found
 
 
 def _given(translation: Translation, program: Program) -> dict[str, Extent]:

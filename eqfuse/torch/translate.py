@@ -17,13 +17,13 @@ from eqfuse.terms.dtypes import DTYPES
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
 from eqfuse.terms.nodes import Const, Expr, Load, Scalar, call, walk
 from eqfuse.terms.registry import reducers
-from eqfuse.torch.operators import indices, pointwise, products, reductions, views, writes
+from eqfuse.torch.operators import indices, pointwise, products, reductions, views, windows, writes
 from eqfuse.torch.operators.pointwise import NARROW
 from eqfuse.torch.operators.table import TABLE, Node, Unsupported
 from eqfuse.torch.positions import Position, Size
 from eqfuse.torch.values import Digit, Value, Writer, is_view, position
 
-MODULES = (indices, pointwise, products, reductions, views, writes)
+MODULES = (indices, pointwise, products, reductions, views, windows, writes)
 """What enters operators into the table."""
 
 LONGEST = 40

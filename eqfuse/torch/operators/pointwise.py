@@ -295,7 +295,7 @@ def _(node: Node) -> Value:
 @operator("hardtanh")
 def _(node: Node) -> Value:
     x = node.value("self")
-    low, high = (node.value(end).at(()) for end in ("min_val", "max_val"))
+    low, high = (Const(float(node.get(end, own))) for end, own in (("min_val", -1), ("max_val", 1)))
 
     def compute(e: Expr) -> Expr:  # torch's derivative at the ends is 0
         below, above = call("le", e, low), call("ge", e, high)

@@ -42,7 +42,11 @@ def moved(value: Value, shape: Sequence[Size], layout: Layout, move: Move) -> Va
 
 @operator("detach")
 def _(node: Node) -> Value:
-    x = node.value("self")
+    return detached(node.value("self"))
+
+
+def detached(x: Value) -> Value:
+    """A value that gradients do not pass."""
     if not x.is_real:
         return x
     return Value(x.shape, x.dtype, x.layout, lambda positions: _stopped(x.at(positions)))

@@ -1,0 +1,251 @@
+"""Windows that slide over dimensions: convolutions, which are sums of products over them, and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from eqfuse.terms.nodes import Const, Expr, call
+from eqfuse.torch.operators.products import contracted
+from eqfuse.torch.operators.reductions import dropped, reduced
+from eqfuse.torch.operators.table import Made, Node, Unsupported, both, elementwise, operator
+from eqfuse.torch.operators.views import reshaped
+from eqfuse.torch.positions import (
+    Part,
+    Position,
+    Size,
+    compared,
+    divided,
+    exact_ratio,
+    minus,
+    plus,
+    remaining,
+    times,
+)
+from eqfuse.torch.values import Value, Writer
+
+
+@dataclass(frozen=True)
+class Window:
+    """`count` windows of `width` positions each in a dimension of `size` positions: position `k` of window `y` is
+    `stride * y + dilation * k - padding`."""
+
+    size: Size
+    count: Size
+    width: Size
+    stride: Size = 1
+    dilation: Size = 1
+    padding: Size = 0
+    ceil: bool = False
+
+    def reaches_outside(self) -> bool:
+        """Whether some windows have positions that the dimension has not."""
+        return self.padding != 0 or self.ceil
+
+    def place(self, writer: Writer, y: Expr, k: Expr) -> tuple[Expr, Expr]:
+        """The position in the dimension, and whether it is inside."""
+        stride, dilation, padding = map(writer.size_text, (self.stride, self.dilation, self.padding))
+        padded = plus(times(y, stride), times(k, dilation))
+        at = minus(padded, padding)
+        inside: Expr = Const(True) if self.padding == 0 else compared("ge", padded, padding)
+        if self.reaches_outside():
+            inside = both(inside, compared("lt", at, writer.size_text(self.size)))
+        return at, inside
+
+
+class Transposed(Window):
+    """The windows that a convolution transposes: position `k` of window `y` is the `p` with `y = stride * p + dilation * k -
+    padding`, if there is one."""
+
+    def place(self, writer: Writer, y: Expr, k: Expr) -> tuple[Expr, Expr]:
+        stride, dilation, padding = map(writer.size_text, (self.stride, self.dilation, self.padding))
+        start, offset = plus(y, padding), times(k, dilation)
+        scaled = minus(start, offset)
+        inside = both(
+            compared("ge", start, offset),
+            compared("lt", divided(scaled, stride), writer.size_text(self.size)),
+        )
+        if self.stride != 1:
+            inside = both(inside, compared("eq", remaining(scaled, stride), Const(0)))
+        return divided(scaled, stride), inside
+
+
+class Adaptive(Window):
+    """Windows that cover a dimension as evenly as can be: window `y` begins at `y * size // count`."""
+
+    def reaches_outside(self) -> bool:
+        return True
+
+    def ends(self, writer: Writer, y: Expr) -> tuple[Expr, Expr]:
+        """The first position, and the one behind the last."""
+        size, count = writer.size_text(self.size), writer.size_text(self.count)
+        behind = plus(times(plus(y, Const(1)), size), minus(count, Const(1)))
+        return divided(times(y, size), count), divided(behind, count)
+
+    def place(self, writer: Writer, y: Expr, k: Expr) -> tuple[Expr, Expr]:
+        first, behind = self.ends(writer, y)
+        at = plus(first, k)
+        return at, both(compared("lt", at, behind), compared("lt", at, writer.size_text(self.size)))
+
+
+def windowed(node: Node, x: Value, windows: Sequence[Window], outside: Expr) -> Value:
+    """A value with its last dimensions as numbers of windows, and behind them positions in a window. `outside` stands where
+    a window has a position that the dimension has not."""
+    front, count, radix = x.rank - len(windows), len(windows), node.writer.radix
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        found = list(positions[:front])
+        inside: Expr = Const(True)
+        for d, window in enumerate(windows, start=front):
+            y, k = radix.flat(positions[d]), radix.flat(positions[d + count])
+            at, held = window.place(node.writer, y, k)
+            found.append((Part(at, window.size),))
+            inside = both(inside, held)
+        own = x.at(found)
+        return own if inside == Const(True) else call("where", inside, own, outside)
+
+    shape = (*x.shape[:front], *(w.count for w in windows), *(w.width for w in windows))
+    return Value(shape, x.dtype, (*x.layout[:front], *[None] * (2 * count)), read)
+
+
+def _each(given: Any, count: int) -> list[Size]:
+    """A number for each dimension, where one stands for all."""
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    return found * count if len(found) == 1 else found
+
+
+@operator("convolution")
+def _(node: Node) -> Value:
+    x, weight = node.value("input"), node.value("weight")
+    groups, is_transposed, count = node.given["groups"], node.given["transposed"], x.rank - 2
+    given = (_each(node.given[name], count) for name in ("stride", "dilation", "padding"))
+    kind = Transposed if is_transposed else Window
+    windows = [
+        kind(*each) for each in zip(x.shape[2:], node.shape[2:], weight.shape[2:], *given, strict=True)
+    ]
+    read, made = x.shape[1] // groups, node.shape[1] // groups
+    channels, labels = ([read, made], ("in", "out")) if is_transposed else ([made, read], ("out", "in"))
+    y, k = [f"window {d}" for d in range(count)], [f"position {d}" for d in range(count)]
+    grouped = reshaped(node, x, [x.shape[0], groups, read, *x.shape[2:]])
+    kernel = reshaped(node, weight, [groups, *channels, *weight.shape[2:]])
+    operands = [
+        (("batch", "group", "in", *y, *k), windowed(node, grouped, windows, Const(0.0))),
+        (("group", *labels, *k), kernel),
+    ]
+    found = reshaped(node, contracted(node, operands, ("batch", "group", "out", *y)), node.shape)
+    if not node.has("bias"):
+        return found
+    bias = reshaped(node, node.value("bias"), [node.shape[1], *[1] * count])
+    return elementwise(node.shape, node.dtype, [found, bias], lambda e, b: call("add", e, b))
+
+
+# -- pooling ---------------------------------------------------------------------------------------
+
+
+def _sliding(node: Node, count: int) -> list[Window]:
+    """The windows of an operator that pools the last `count` dimensions."""
+    x, widths = node.value("self"), _each(node.given["kernel_size"], count)
+    given = (
+        _each(node.get(name) or default, count)
+        for name, default in (("stride", widths), ("dilation", 1), ("padding", 0))
+    )
+    ceil = node.get("ceil_mode", False)
+    each = zip(x.shape[-count:], node.shape[-count:], widths, *given, [ceil] * count, strict=True)
+    return [Window(*sizes) for sizes in each]
+
+
+def _even(node: Node, count: int) -> list[Window]:
+    """The windows of an operator that pools the last `count` dimensions to sizes that it is given."""
+    found: list[Window] = []
+    for size, windows in zip(node.value("self").shape[-count:], node.shape[-count:], strict=True):
+        if (width := exact_ratio(size, windows)) is not None:
+            found.append(Window(size, windows, width, width))
+        else:
+            found.append(Adaptive(size, windows, FloorDiv(size, windows) + 2))
+    return found
+
+
+def _greatest(node: Node, windows: Sequence[Window]) -> Made:
+    """The greatest number of each window, and its position in the last dimensions together."""
+    x, count, writer = node.value("self"), len(windows), node.writer
+    seen = windowed(node, x, windows, Const(float("-inf")))
+    if not x.is_real and any(map(Window.reaches_outside, windows)):
+        raise Unsupported("integers in windows that reach beyond the ends")
+    inside = range(x.rank, seen.rank)
+    found = dropped(node, reduced(node, seen, inside, "max", "max", dtype=node.dtype))
+    width = prod(window.width for window in windows)
+    flat = reshaped(node, seen, [*seen.shape[: x.rank], width])
+    places = reduced(node, flat, [x.rank], "argmax", "argmax", dtype=torch.int64)
+    first = reshaped(node, places, x.shape[:-count] + seen.shape[x.rank - count : x.rank])
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        within = writer.radix.regrouped((Part(first.at(positions), width),), [w.width for w in windows])
+        at: Expr = Const(0)
+        for window, y, k in zip(windows, positions[-count:], within, strict=True):
+            place, _ = window.place(writer, writer.radix.flat(y), writer.radix.flat(k))
+            at = plus(times(at, writer.size_text(window.size)), place)
+        return at
+
+    return found, Value(first.shape, torch.int64, first.layout, read)
+
+
+def _averaged(
+    node: Node, windows: Sequence[Window], counted: Callable[[Window, Expr], Expr], divisor: int | None = None
+) -> Value:
+    """The sum of each window, divided by a number, or by the product of what is counted of each dimension."""
+    x, radix = node.value("self"), node.writer.radix
+    seen = windowed(node, x, windows, Const(0.0))
+    total = dropped(node, reduced(node, seen, range(x.rank, seen.rank), "sum", "sum"))
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        places = positions[-len(windows) :]
+        each = (counted(window, radix.flat(y)) for window, y in zip(windows, places, strict=True))
+        return call("div", total.at(positions), Const(divisor) if divisor else reduce(times, each))
+
+    return Value(total.shape, node.dtype, total.layout, read)
+
+
+def _pooling(count: int) -> None:
+    @operator(f"max_pool{count}d_with_indices")
+    def entry(node: Node) -> Made:
+        return _greatest(node, _sliding(node, count))
+
+    @operator(f"adaptive_max_pool{count}d")
+    def entry_adaptive(node: Node) -> Made:
+        return _greatest(node, _even(node, count))
+
+    @operator(f"avg_pool{count}d")
+    def entry_average(node: Node) -> Value:
+        with_padding, text = node.get("count_include_pad", True), node.writer.size_text
+
+        def counted(window: Window, y: Expr) -> Expr:
+            first = minus(times(y, text(window.stride)), text(window.padding))
+            behind = plus(first, text(window.width))
+            if window.ceil or window.padding and not with_padding:
+                end = plus(text(window.size), text(window.padding if with_padding else 0))
+                behind = call("minimum", behind, end)
+            if window.padding and not with_padding:
+                first = call("maximum", first, Const(0))
+            return minus(behind, first) if behind != plus(first, text(window.width)) else text(window.width)
+
+        return _averaged(node, _sliding(node, count), counted, node.given.get("divisor_override"))
+
+    @operator(f"_adaptive_avg_pool{count}d")
+    def entry_adaptive_average(node: Node) -> Value:
+        def counted(window: Window, y: Expr) -> Expr:
+            if not isinstance(window, Adaptive):
+                return node.writer.size_text(window.width)
+            first, behind = window.ends(node.writer, y)
+            return minus(behind, first)
+
+        return _averaged(node, _even(node, count), counted)
+
+
+_pooling(2)
+_pooling(3)
