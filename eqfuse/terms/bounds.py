@@ -74,24 +74,15 @@ def check_bounds(
     kind = decides(shapes, extents, scalars)
     if kind in passed:
         return
-    by_zero = check_divisors(program, extents, scalars)
+    by_zero, counting = divisions_by_zero(program, extents, scalars)
+    if counting:
+        raise divides_by_zero(program, counting[0])
     for read in reads_outside(program, shapes, extents, scalars):
         raise _error(program, read)
     if not by_zero:
         if len(passed) >= MOST_PASSED:
             passed.clear()
         passed.add(kind)
-
-
-def check_divisors(program: Program, extents: Mapping[str, int], scalars: Mapping[str, Any]) -> bool:
-    """Whether there are divisions of integers by 0, none of which counts. Raises BindError for one that does."""
-    by_zero, counting = divisions_by_zero(program, extents, scalars)
-    for node in counting:
-        span = locate(program.source, show(node)) or locate(program.source, show(node.args[1]))
-        raise BindError(
-            f"{show(node)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"
-        )
-    return by_zero
 
 
 def divisions_by_zero(
@@ -102,6 +93,14 @@ def divisions_by_zero(
     by_zero: dict[Expr, Call] = {n: n for n in _divisions(program) if box.whole(n.args[1]) == (0, 0)}
     reached = _guarded(_roots(program), by_zero) if by_zero else ()
     return bool(by_zero), [node for node, guards in reached if _reached(guards, box)]
+
+
+def divides_by_zero(program: Program, division: Call) -> BindError:
+    """The error of a division by 0 that counts."""
+    span = locate(program.source, show(division)) or locate(program.source, show(division.args[1]))
+    return BindError(
+        f"{show(division)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"
+    )
 
 
 Sizes = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, int], Mapping[str, Any]], tuple[Any, ...]]

@@ -343,21 +343,24 @@ KEPT = (
 """Operators that are translated as they are, not as what torch makes of them."""
 
 
-STATISTICS = ("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
+STATISTICS = ("_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats")
 """Norms by the statistics of a batch, which torch writes with core ATen too."""
 
 
 def decompositions() -> dict[Any, Any]:
     """torch's decompositions to core ATen, but for what is translated as it is."""
     table = torch.export.default_decompositions()
-    for name in STATISTICS:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload)
+    for operator in map(_operator, STATISTICS):
         table[operator] = decomposition_table[operator]
-    for name in KEPT:
-        packet, _, overload = name.partition(".")
-        table.pop(getattr(getattr(torch.ops.aten, packet), overload or "default"), None)  # type: ignore[no-untyped-call]
+    for operator in map(_operator, KEPT):
+        table.pop(operator, None)  # type: ignore[no-untyped-call]
     return table
+
+
+def _operator(name: str) -> Any:
+    """An operator of ATen by its name and, where there is more than one, overload."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _tensor(fn: Any, exported: Any, target: str) -> Callable[[], torch.Tensor]:

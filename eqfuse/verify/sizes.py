@@ -19,7 +19,7 @@ import numpy.typing as npt
 from eqfuse.errors import BindError
 from eqfuse.terms.bounds import (
     Outside,
-    check_divisors,
+    divides_by_zero,
     divisions_by_zero,
     longer_dimensions,
     never_inside,
@@ -227,9 +227,10 @@ def _fitting(
             _, by_zero = divisions_by_zero(program, extents, integers)
             divisors = [part.axis for division in by_zero for part in _added(division.args[1])]
             wanted.append({classes.find(("", axis)): extents[axis] + 1 for axis in divisors})
-            lengths = {**wanted[0], **wanted[-1]}.items()
+            lengths = (*wanted[0].items(), *wanted[-1].items())
             if not outside and all(key in fixed or n <= reached.get(key, 0) for key, n in lengths):
-                check_divisors(program, extents, integers)
+                if by_zero:
+                    raise divides_by_zero(program, by_zero[0])
                 return extents
             for needed in wanted:
                 reached |= {key: max(length, reached.get(key, 0)) for key, length in needed.items()}

@@ -108,7 +108,7 @@ def _place(op: str) -> None:
     def entry(node: Node) -> Value:
         x = node.value("self")
         if node.given.get("dim") is None:
-            x = reshaped(node, x, [_product(x)])
+            x = reshaped(node, x, [math.prod(x.shape)])
         dimensions = node.dimensions("dim", x.rank)
         if len(node.writer.axes(x.shape, x.layout)[dimensions[0]]) > 1:
             x = Value(
@@ -118,13 +118,6 @@ def _place(op: str) -> None:
                 x.read,
             )
         return dropped(node, reduced(node, x, dimensions, op, op, dtype=torch.int64))
-
-
-def _product(x: Value) -> Any:
-    count: Any = 1
-    for size in x.shape:
-        count = count * size
-    return count
 
 
 _place("argmax")
@@ -154,10 +147,8 @@ def _variance(node: Node, x: Value, dimensions: Sequence[int], correction: Any) 
     apart = elementwise(x.shape, x.dtype, [x, mean], lambda e, m: call("sq", call("sub", e, m)))
     if correction == 0:
         return mean, reduced(node, apart, dimensions, "mean", "var")
-    count: Any = 1
-    for dimension in dimensions:
-        count = count * x.shape[dimension]
-    divisor = call("sub", node.writer.size_text(count), Const(correction))
+    count = node.writer.size_text(math.prod(x.shape[dimension] for dimension in dimensions))
+    divisor = call("sub", count, Const(correction))
     return mean, reduced(node, apart, dimensions, "sum", "var", after=lambda e: call("div", e, divisor))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -58,10 +58,24 @@ class Window:
             inside = both(inside, compared("lt", at, writer.size_text(self.size)))
         return at, inside
 
+    def counted(self, writer: Writer, y: Expr, with_padding: bool) -> Expr:
+        """How many positions of a window are inside, or in the padding if that counts."""
+        text, padded = writer.size_text, self.padding != 0
+        width = text(self.width)
+        if not self.ceil and (with_padding or not padded):
+            return width
+        first = minus(times(y, text(self.stride)), text(self.padding))
+        end = plus(text(self.size), text(self.padding if with_padding else 0))
+        behind = call("minimum", plus(first, width), end)
+        return minus(behind, first if with_padding or not padded else call("maximum", first, Const(0)))
+
 
 class Transposed(Window):
     """The windows that a convolution transposes: position `k` of window `y` is the `p` with `y = stride * p + dilation * k -
     padding`, if there is one."""
+
+    def reaches_outside(self) -> bool:
+        return True
 
     def place(self, writer: Writer, y: Expr, k: Expr) -> tuple[Expr, Expr]:
         stride, dilation, padding = map(writer.size_text, (self.stride, self.dilation, self.padding))
@@ -92,6 +106,10 @@ class Adaptive(Window):
         first, behind = self.ends(writer, y)
         at = plus(first, k)
         return at, both(compared("lt", at, behind), compared("lt", at, writer.size_text(self.size)))
+
+    def counted(self, writer: Writer, y: Expr, with_padding: bool) -> Expr:
+        first, behind = self.ends(writer, y)
+        return minus(behind, first)
 
 
 def windowed(node: Node, x: Value, windows: Sequence[Window], outside: Expr) -> Value:
@@ -196,16 +214,19 @@ def _greatest(node: Node, windows: Sequence[Window]) -> Made:
 
 
 def _averaged(
-    node: Node, windows: Sequence[Window], counted: Callable[[Window, Expr], Expr], divisor: int | None = None
+    node: Node, windows: Sequence[Window], with_padding: bool = True, divisor: int | None = None
 ) -> Value:
-    """The sum of each window, divided by a number, or by the product of what is counted of each dimension."""
-    x, radix = node.value("self"), node.writer.radix
+    """The sum of each window, divided by a number, or by how many positions of it count."""
+    x, writer = node.value("self"), node.writer
     seen = windowed(node, x, windows, Const(0.0))
     total = dropped(node, reduced(node, seen, range(x.rank, seen.rank), "sum", "sum"))
 
     def read(positions: tuple[Position, ...]) -> Expr:
         places = positions[-len(windows) :]
-        each = (counted(window, radix.flat(y)) for window, y in zip(windows, places, strict=True))
+        each = (
+            window.counted(writer, writer.radix.flat(y), with_padding)
+            for window, y in zip(windows, places, strict=True)
+        )
         return call("div", total.at(positions), Const(divisor) if divisor else reduce(times, each))
 
     return Value(total.shape, node.dtype, total.layout, read)
@@ -222,29 +243,12 @@ def _pooling(count: int) -> None:
 
     @operator(f"avg_pool{count}d")
     def entry_average(node: Node) -> Value:
-        with_padding, text = node.get("count_include_pad", True), node.writer.size_text
-
-        def counted(window: Window, y: Expr) -> Expr:
-            first = minus(times(y, text(window.stride)), text(window.padding))
-            behind = plus(first, text(window.width))
-            if window.ceil or window.padding and not with_padding:
-                end = plus(text(window.size), text(window.padding if with_padding else 0))
-                behind = call("minimum", behind, end)
-            if window.padding and not with_padding:
-                first = call("maximum", first, Const(0))
-            return minus(behind, first) if behind != plus(first, text(window.width)) else text(window.width)
-
-        return _averaged(node, _sliding(node, count), counted, node.given.get("divisor_override"))
+        with_padding, divisor = node.get("count_include_pad", True), node.given.get("divisor_override")
+        return _averaged(node, _sliding(node, count), with_padding, divisor)
 
     @operator(f"_adaptive_avg_pool{count}d")
     def entry_adaptive_average(node: Node) -> Value:
-        def counted(window: Window, y: Expr) -> Expr:
-            if not isinstance(window, Adaptive):
-                return node.writer.size_text(window.width)
-            first, behind = window.ends(node.writer, y)
-            return minus(behind, first)
-
-        return _averaged(node, _even(node, count), counted)
+        return _averaged(node, _even(node, count))
 
 
 _pooling(2)
