@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import needs
 import pytest
 import torch
-from test_native_programs import bound
+from test_native_programs import both, bound
+from test_native_programs import check as compared
 
 import eqfuse as eq
 from eqfuse.tile.check import TileError
@@ -24,10 +25,12 @@ from eqfuse.tile.native.nodes import (
     Node,
     RegisterTile,
     Vectors,
+    Walk,
     items_in,
 )
 from eqfuse.tile.native.run import unit_dims
 from eqfuse.tile.native.schedule import Pass, check, scheduled
+from eqfuse.tile.nodes import Positions
 from eqfuse.tile.storage import resolve_extents
 
 pytestmark = needs.cxx
@@ -76,6 +79,26 @@ def test_sums_of_columns_take_rows_at_once() -> None:
     ]
 
 
+def test_rows_at_once_have_their_numbers_before_them() -> None:
+    """In blocks of rows the place of a row is a number for each; the last rows and columns are fewer than are taken at once."""
+    x = torch.randn(39, 70)
+    x[3, 5], x[20, 6], x[38, 69] = torch.inf, -torch.inf, torch.nan
+    source = f"{COLUMNS}\nm[c] = max[r](x[r,c])\nreturn s, m"
+    kernel = eq.compile(source, prefer="rolling", verify=False)
+    compared(both(kernel, {"x": x}))
+    tiles, program = kernel._calls.runners.tiles(bound(kernel, {"x": x})[0]), context(source, x=x)
+    made = Context(tiles.kernels[0], tiles, program.interface, {"c": 70, "r": 39}, CppNames(), 0)
+    (jam, *_) = (n for n in _all_nodes(scheduled(made.tree)) if isinstance(n, Jam))
+    assert [type(leaf.item.op) for leaf in jam.before if isinstance(leaf.item, Define)] == [Positions]
+
+
+def _all_nodes(body: list[Node]) -> Iterator[Node]:
+    for node in body:
+        yield node
+        if isinstance(node, Walk | Loop):
+            yield from _all_nodes(node.body)
+
+
 def test_sums_of_what_is_in_tiles_stay_in_registers() -> None:
     source = "y[r,c] = sum[k](abs(a[r,k] - exp(b[k,c] * b[k,c] - 1)))"
     assert heads(source, a=torch.randn(64, 40), b=W) == [
@@ -116,7 +139,7 @@ def test_a_pass_keeps_every_item_once(
 
 def _unwrapped(body: list[Node]) -> list[Node]:
     """A jammed loop without the vectors inside."""
-    return [Loop(n.axis, list(n.body[0].body)) if isinstance(n, Jam) else n for n in body]
+    return [Loop(n.axis, list(n.vectors.body)) if isinstance(n, Jam) else n for n in body]
 
 
 def _nested(body: list[Node]) -> list[Node]:

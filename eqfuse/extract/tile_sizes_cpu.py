@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
 from eqfuse.extract.axis_usage import AxisUsage, contiguous_axes, fill, kinds
+from eqfuse.extract.cost import FLOAT_BYTES
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import covering, ragged
 from eqfuse.extract.residuals import CPU
@@ -22,10 +23,6 @@ from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Call, Load, Reduce, free_axes
-
-TILE = 1 << 18
-"""Elements of the widest tile on the CPU: a megabyte of float32, which stays in a core's cache while the
-overhead of a tile operation is a small part of its time."""
 
 WHOLE = 4096
 """Positions of a contracted axis that a block keeps whole."""
@@ -88,7 +85,7 @@ def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
         if axis in near and axis not in starts:
             blocks[axis] = min(limits[axis], CONTIGUOUS)
     order = [a for a in (*reversed(usage.parallel), *usage.loops) if a not in single]
-    fill(blocks, order, values, limits, TILE)
+    fill(blocks, order, values, limits, device.tile // FLOAT_BYTES)
     blocks = share_out(kernel, blocks, packed, shape, BLOCKS_PER_THREAD * device.sms)
     kind = kinds(usage, whole)
     return KernelConfig(tuple(Block(a, kind[a], None if a in whole else blocks[a]) for a in blocks))

@@ -52,7 +52,8 @@ class _Listing(KernelPrinter):
                 several = f", {parts} parts at once" if parts > 1 else ""
                 whole = "" if aligned is None else f", aligned to {aligned.store.tensor}"
                 yield f"{indent}for vectors of {axis}{several}{whole}:"
-            case Jam(axis, count, body):
+            case Jam(axis, count):
+                body = stmt.body
                 yield f"{indent}for {axis}, {count} at once:"
             case RegisterTile(axis, _, vectors, counts):
                 most = " or ".join(map(str, counts))

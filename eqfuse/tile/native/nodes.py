@@ -10,7 +10,7 @@
 `schedule` makes of it the tree that is printed, in which there also are
 
     Vectors(axis, body, parts, aligned)             a loop over vectors of positions; each of `parts` parts of the axis at once
-    Jam(axis, count, body)                          a loop over `count` positions at once
+    Jam(axis, count, before, vectors)               a loop that folds, `count` positions at once for each vector of another axis
     RegisterTile(axis, before, vectors, counts)     a loop that folds, inside that over the vectors along another axis
     Begin(item, place), End(item, place)            a fold's states set to its identities; accumulators combined to one state
 
@@ -95,12 +95,17 @@ class Vectors:
 
 @dataclass(eq=False)
 class Jam:
-    """A loop over `count` positions at once, and one by one over those that are left: unroll and jam. Each vector of the loop
-    inside is made for all of these positions before the next one."""
+    """A loop that folds along `axis`, over `count` positions at once, and one by one over those that are left: unroll and jam. Each
+    vector of the loop inside is made for all of these positions before the next one. `before` are numbers for each position."""
 
     axis: str
     count: int
-    body: list[Vectors]
+    before: list[Leaf]
+    vectors: Vectors
+
+    @property
+    def body(self) -> list[Node]:
+        return [*self.before, self.vectors]
 
 
 @dataclass(eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 from eqfuse import debug
 from eqfuse.terms.floats import IRRATIONAL
@@ -63,9 +64,11 @@ def source_of(program: ir.TileProgram, interface: Interface, extents: Mapping[st
 
 
 class _KernelPrinter(Frame):
-    """One kernel. `jammed` are positions of a loop that the loop of vectors inside it takes at once."""
+    """One kernel. `jammed` are positions of a loop that the loop of vectors inside it takes at once, with the numbers that are
+    made for each; `jammed_folds` what that loop folds."""
 
-    jammed: Sequence[Open] = ()
+    jammed: Sequence[tuple[Open, dict[str, tuple[str, bool]]]] = ()
+    jammed_folds: Sequence[Define] = ()
 
     def _check(self) -> None:
         stores = {s.tensor for s in nested(self.kernel.body) if isinstance(s, ir.Store)}
@@ -191,25 +194,45 @@ class _KernelPrinter(Frame):
         self.emit(f"{at} = {parts} * {far};")
 
     def _each_vector(self, loop: Vectors) -> None:
-        """The body of a loop of vectors, for each position of a loop around it that is taken at once with others."""
+        """The body of a loop of vectors. For positions of a loop around it that are taken at once, what that folds is read before
+        the first and kept after the last of them."""
         if not self.jammed:
             self._body(loop.body)
             return
+        held = []
+        for item in self.jammed_folds:
+            for name in self._states(item):
+                buffer, sums = self._accumulating(name, item), self.names.fresh(f"held_{name}")
+                old = self._read(replace(item.value, name=name), wide=True)
+                self.emit(f"{type_of(buffer.dtype, True)} {sums} = {old};")
+                self.bind(f"held {name}", sums, True)
+                held.append((buffer, sums))
         vector = self.loops.pop()
-        for around in self.jammed:
+        for around, numbers in self.jammed:
             with self.block(), self._inside(around), self._inside(vector):
+                self.scopes[-1].update(numbers)
                 self._body(loop.body)
         self.loops.append(vector)
+        for buffer, sums in held:
+            self._put(kept(buffer.dtype), *self._address(buffer), sums, True)
 
     def _jam(self, jam: Jam) -> None:
         c, at, count = self._c(jam.axis), self._at(jam.axis), jam.count
         self.emit(f"i64 {at} = 0;")
         with self.block(f"for (; {at} + {count} <= length_{c}; {at} += {count})"):
-            self.jammed = [Open(jam.axis, f"({at} + {k})") for k in range(count)]
-            self._body(jam.body)
-            self.jammed = ()
+            self.jammed = [self._numbers(jam, Open(jam.axis, f"({at} + {k})")) for k in range(count)]
+            self.jammed_folds = folds_along(jam)
+            self._vectors(jam.vectors)
+            self.jammed = self.jammed_folds = ()
         with self.block(f"for (; {at} < length_{c}; {at}++)"), self._inside(Open(jam.axis, at)):
             self._body(jam.body)
+
+    def _numbers(self, jam: Jam, around: Open) -> tuple[Open, dict[str, tuple[str, bool]]]:
+        """One position of a jammed loop, and the numbers that are made for it."""
+        self.scopes.append({})
+        with self._inside(around):
+            self._body(jam.before)
+        return around, self.scopes.pop()
 
     def _register_tile(self, tile: RegisterTile) -> None:
         axis = tile.vectors.axis

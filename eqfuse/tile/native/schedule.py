@@ -108,9 +108,7 @@ def _without_done_items(body: Sequence[Node], tree: Tree) -> list[Node]:
                 found.append(replace(node, body=_without_done_items(node.body, tree)))
             case Vectors():
                 found.append(_vectors_without(node, tree))
-            case Jam():
-                found.append(replace(node, body=[_vectors_without(node.body[0], tree)]))
-            case RegisterTile():
+            case Jam() | RegisterTile():
                 found.append(replace(node, vectors=_vectors_without(node.vectors, tree)))
             case _:
                 found.append(node)
@@ -182,20 +180,22 @@ def _first_streamed(body: Sequence[Leaf], axis: str, tree: Tree) -> Put | None:
 # Sums in registers --------------------------------------------------------------------------------------
 
 
-def _folds_across(loop: Loop) -> bool:
-    """Whether all that a loop folds is folded by the loop that ends its body, of vectors of another axis."""
-    inner = loop.body[-1]
-    return bool(folds_along(loop)) and isinstance(inner, Vectors) and not folds_along(inner)
+def _folded_across(loop: Loop, tree: Tree) -> tuple[list[Leaf], Vectors] | None:
+    """The numbers for each position of a loop and the loop of vectors of another axis behind them, where that folds all that the
+    loop folds, and there is nothing else in it."""
+    *before, inner = loop.body
+    leaves = [node for node in before if _is_number(node, loop, tree)]
+    if not folds_along(loop) or not isinstance(inner, Vectors) or folds_along(inner):
+        return None
+    return (leaves, inner) if len(leaves) == len(before) else None
 
 
 def _register_tiled(body: list[Node], tree: Tree) -> list[Node]:
     def change(loop: Loop) -> Sequence[Node]:
-        *before, vectors = loop.body
-        if not _folds_across(loop) or not isinstance(vectors, Vectors):
+        found = _folded_across(loop, tree)
+        if found is None or any(_is_loaded(leaf.item, found[1].axis) for leaf in found[1].body):
             return (loop,)
-        leaves = [node for node in before if _is_number(node, loop, tree)]
-        if len(leaves) < len(before) or any(_is_loaded(leaf.item, vectors.axis) for leaf in vectors.body):
-            return (loop,)
+        leaves, vectors = found
         sums = sum(len(tree.states.get(item.value.name, [item])) for item in folds_along(loop))
         several = max(1, HELD // sums)
         counts = tuple(dict.fromkeys((several, max(1, several // 2), 1)))
@@ -221,10 +221,8 @@ def _is_loaded(item: Define | Put, axis: str) -> bool:
 
 def _jammed(body: list[Node], tree: Tree) -> list[Node]:
     def change(loop: Loop) -> Sequence[Node]:
-        match loop.body:
-            case [Vectors() as vectors] if _folds_across(loop):
-                return (Jam(loop.axis, JAMMED, [vectors]),)
-        return (loop,)
+        found = _folded_across(loop, tree)
+        return (loop,) if found is None else (Jam(loop.axis, JAMMED, *found),)
 
     return _changed(body, change)
 
