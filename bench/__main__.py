@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, scales, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
+        help="workloads, compile, emit, explain, verify, errors, sweep, scales, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
         "mutants, attention, reductions, gluon, algebra, lengths, gallery or cpu",
     )
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
@@ -73,22 +73,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
     parser.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
     parser.add_argument(
-        "--examples", type=int, default=500, metavar="N", help="fuzz, pairs, scales: how many programs"
+        "--examples", type=int, default=500, metavar="N", help="fuzz, pairs, scales, sweep: how many programs"
     )
-    parser.add_argument("--seed", type=seed, default=0, help="fuzz, pairs, scales: of the programs")
+    parser.add_argument("--seed", type=seed, default=0, help="fuzz, pairs, scales, sweep: of the programs")
     parser.add_argument(
         "--seconds",
         type=float,
         default=math.inf,
         metavar="S",
-        help="fuzz, pairs, scales: begin no batch after so long",
+        help="fuzz, pairs, scales, sweep: begin no batch after so long",
     )
     parser.add_argument(
         "--jobs",
         type=int,
         default=0,
         metavar="N",
-        help="workloads, fuzz, pairs, scales, mutants: processes at once (default: one for each core that this one may use)",
+        help="workloads, fuzz, pairs, scales, sweep, mutants: processes at once (default: one for each core that this one may use)",
     )
     parser.add_argument(
         "--places",
