@@ -217,7 +217,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         certificate,
         unverified=assumptions(exprs) + subject.trusted + lost,
         rules=subject.added,
-        passes=(*(f"collapsed axes ({subject.collapsed})" for _ in [0] if subject.collapsed), *passes),
+        passes=(*(subject.collapsed.passes if subject.collapsed else ()), *passes),
     )
 
 

@@ -31,7 +31,7 @@ from eqfuse.rules.egraph import client
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.reassociate import reassociated
 from eqfuse.rules.scope import current
-from eqfuse.terms.collapse_axes import collapse_axes
+from eqfuse.terms.collapse_axes import Layouts, with_views
 from eqfuse.terms.extents import with_computed
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
@@ -106,10 +106,11 @@ def rederived(program: Program, timings: Timings | None = None) -> Derived:
     return Derived(program, outputs, report, timings, current(), report.stopped)
 
 
-def with_collapsed_axes(derived: Derived) -> Derived | None:
-    """The program with adjacent axes collapsed, derived anew under the rules of the first time; None where there are none."""
+def of_views(derived: Derived, layouts: Layouts) -> Derived | None:
+    """The program of tensors that lie so, with dimensions in this order and adjacent axes collapsed, derived anew under the rules of the first
+    time; None where that is the program itself."""
     program = derived.program
-    found = collapse_axes(program)
+    found = with_views(program, layouts)
     if found is None:
         return None
     with derived.scope.entered():

@@ -35,6 +35,7 @@ from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded, recorded
 from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
+from eqfuse.terms.collapse_axes import Layouts
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
@@ -62,7 +63,7 @@ Rest = ParamSpec("Rest")
 def _of_last_call(
     read: Callable[Concatenate[Kernel, Rest], Shown],
 ) -> Callable[Concatenate[Kernel, Rest], Shown]:
-    """What tells of the kernel that ran the last call: this one, or that with collapsed axes."""
+    """What tells of the kernel that ran the last call: this one, or that of views."""
 
     @wraps(read)
     def shown(self: Kernel, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Shown:
@@ -111,8 +112,7 @@ class Kernel:
         self._extents: Mapping[str, int] = self.first or compiler.nominal_extents(self.program)
         if self.at_once:
             self._current = self._before_calls()
-        self._joint: Kernel | None = None
-        self._has_joint: bool | None = None if self.derived.collapsed is None else False
+        self._joints: dict[Layouts, Kernel | None] = {}
         self._start()
         self.content = self._written()
         enrol(self)
@@ -155,36 +155,45 @@ class Kernel:
             self.program, self.scalars, self.bound, lambda text: replace(self._like(text), divides=False)
         )
 
-    def _joint_calls(self, extents: Mapping[str, int]) -> Calls | None:
-        """Calls of the program with axes collapsed; its first plan is made for these extents."""
-        if self._has_joint is None:
-            self._extents = extents
-        joint = self.joint
+    def _joint_calls(self, layouts: Layouts, extents: Mapping[str, int]) -> Calls | None:
+        """Calls of the program of views of tensors that lie so; its first plan is made for these extents."""
+        joint = self._of_views(layouts, extents)
         return None if joint is None else joint._calls
 
     @property
     def joint(self) -> Kernel | None:
-        """The kernel of the program with adjacent axes collapsed (`k.joint.program`), which runs calls on a CPU where tensors lie so:
+        """The kernel of the program with adjacent axes collapsed (`k.joint.program`), which runs calls where tensors lie so:
         `plan` and the like describe it after such a call. None where no axes are always together."""
-        if self._has_joint is None:
-            with self._lock:
-                if self._has_joint is None:
-                    derived = compiler.with_collapsed_axes(self.derived)
-                    if derived is not None and derived.collapsed is not None:
-                        first = derived.collapsed.extents(self._extents)
-                        self._joint = replace(self, derived=derived, prefer=None, first=first, constants=())
-                    self._has_joint = derived is not None
-        return self._joint
+        return self._of_views((), self._extents)
+
+    def _of_views(self, layouts: Layouts, extents: Mapping[str, int]) -> Kernel | None:
+        """The kernel of the program of views of tensors that lie so; None where that is the program itself."""
+        if self.derived.collapsed is not None:
+            return None
+        with self._lock:
+            if layouts not in self._joints:
+                derived, joint = compiler.of_views(self.derived, layouts), None
+                if derived is not None and derived.collapsed is not None:
+                    first = derived.collapsed.extents(extents)
+                    joint = replace(self, derived=derived, prefer=None, first=first, constants=())
+                self._joints[layouts] = joint
+        return self._joints[layouts]
+
+    @property
+    def _made_of_views(self) -> tuple[Kernel, ...]:
+        return tuple(joint for joint in self._joints.values() if joint is not None)
 
     @property
     def _shown(self) -> Kernel:
         """The kernel that ran the last call."""
         if self._constants is not None and self._constants.latest is not None:
             return self._constants.latest.rest.kernel._shown  # type: ignore[attr-defined, no-any-return]
-        if self._joint is None or self._current.collapsed is None:
+        form = self._current.collapsed
+        joint = None if form is None else self._joints.get(form.layouts)
+        if joint is None:
             return self
-        self._joint._current = self._current
-        return self._joint
+        joint._current = self._current
+        return joint
 
     @property
     def _general(self) -> Compiled:
@@ -202,8 +211,7 @@ class Kernel:
                 "_tunings": dict(self._tunings),
                 "_stream": None,
                 "_gradients": None,
-                "_joint": None,
-                "_has_joint": None if self.derived.collapsed is None else False,
+                "_joints": {},
                 "_current": self._general,
                 "_calls": None,
                 "_routes": None,
@@ -313,7 +321,8 @@ class Kernel:
         for each other. The plan is chosen as the call would choose it; nothing runs."""
         arguments = self._shapes.arguments
         with undisturbed():
-            return self._shapes.estimate(self._shapes.of(arguments, arguments.given(values, sizes)))
+            routed = self._routes.routed(arguments.given(values, sizes))
+            return routed.by.shapes.estimate(routed.special)
 
     def bind(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Launch:
         """A launch: this very call, its tensors and numbers fixed, that may be run again and again. It gives the same output
@@ -376,9 +385,10 @@ class Kernel:
         with self._lock, undisturbed():
             given = arguments.given(values, sizes, unnamed)
             routed = self._routes.routed(given)
-            if self.joint is not None and routed.by is self.joint._calls:
+            joint = next((j for j in self._made_of_views if j._calls is routed.by), None)
+            if joint is not None:
                 taken = routed.given
-                tuning = self.joint.tune(
+                tuning = joint.tune(
                     seconds=seconds,
                     plans=plans,
                     again=again,
@@ -387,7 +397,7 @@ class Kernel:
                     **taken.scalars,
                 )
                 self._calls.forget()
-                self._current, self._extents = self.joint._current, routed.extents
+                self._current, self._extents = joint._current, routed.extents
                 return tuning
             found = routed.special
             if found.is_empty:
@@ -610,7 +620,10 @@ class Kernel:
     def regions(self) -> tuple[Region, ...]:
         """The regions of sizes that calls have found so far, each with its plan: a call inside one compiles nothing."""
         with self._lock:
-            return (*self._shapes.regions, *(self._joint.regions if self._joint is not None else ()))
+            return (
+                *self._shapes.regions,
+                *(region for joint in self._made_of_views for region in joint.regions),
+            )
 
     @property
     def compilations(self) -> int:
@@ -618,9 +631,8 @@ class Kernel:
         its block, one where lengths are odd, one where they are divisible by 16. On a CPU, libraries of C++, and forms made
         of torch calls."""
         with self._lock:
-            return self._calls.runners.compilations + (
-                self._joint.compilations if self._joint is not None else 0
-            )
+            of_views = (joint.compilations for joint in self._made_of_views)
+            return self._calls.runners.compilations + sum(of_views)
 
     @property
     @_of_last_call

@@ -16,7 +16,7 @@ from eqfuse.certification import Checks, certify
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError, VerificationError
-from eqfuse.terms.collapse_axes import CollapsedAxes, collapse_axes
+from eqfuse.terms.collapse_axes import CollapsedAxes, Layout, collapse_axes
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import Call, Expr, Reduce, Size, transform
 from eqfuse.terms.parser import parse
@@ -133,6 +133,58 @@ def test_launches_gradients_and_tuning_of_joined_axes() -> None:
     assert "s_d" in dict(kernel.plan.sizes) and kernel.plan.measured
 
 
+LIES: dict[str, tuple[Callable[[], torch.Tensor], str | None]] = {
+    "transposed": (lambda: torch.randn(5, 30, 4).permute(2, 1, 0), "d and s as d_s, x by dimensions 2, 1, 0"),
+    "nearest in the middle": (
+        lambda: torch.randn(4, 5, 30).transpose(1, 2),
+        "d and s as d_s, x by dimensions 0, 2, 1",
+    ),
+    "nearest first": (
+        lambda: torch.randn(30, 5, 4).permute(2, 0, 1),
+        "s and d as s_d, x by dimensions 1, 2, 0",
+    ),
+    "every other one": (lambda: torch.randn(4, 30, 10)[:, :, ::2], "s and d as s_d"),
+    "part of a row": (lambda: torch.randn(4, 30, 6)[:, :, 1:], None),
+    "of one row": (lambda: torch.randn(4, 1, 6)[:, :, 1:], "s and d as s_d"),
+    "the same rows": (lambda: torch.randn(4, 1, 5).expand(4, 30, 5), None),
+    "the same numbers": (lambda: torch.randn(4, 30, 1).expand(4, 30, 5), "x by dimensions 2, 0, 1"),
+    "the same everywhere": (lambda: torch.randn(1).expand(4, 30, 5), "s and d as s_d"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_dimensions_are_in_the_order_of_memory(name: str) -> None:
+    kernel = eq.compile(VARIANCE, target="cpu", native="off")
+    make, wanted = LIES[name]
+    for _ in range(3):  # looked at, remembered, called again
+        x = make()
+        torch.testing.assert_close(kernel(x=x), x.var(dim=(1, 2), correction=0), rtol=1e-4, atol=1e-6)
+        assert (None if (form := kernel._current.collapsed) is None else str(form)) == wanted
+    assert wanted is None or wanted in str(kernel.certificate)
+
+
+def test_seams_leave_other_axes_to_be_collapsed() -> None:
+    kernel = eq.compile("y = sum[a,b,c](x[a,b,c])", target="cpu", native="off")
+    x = torch.randn(4, 30, 6)[:, :, 1:]
+    torch.testing.assert_close(kernel(x=x), x.sum())
+    assert str(kernel._current.collapsed) == "a and b as a_b"
+    torch.testing.assert_close(kernel(x=torch.ones(4, 30, 6)), torch.tensor(720.0))
+    assert str(kernel._current.collapsed) == "a and b and c as a_b_c" and len(kernel.regions) == 2
+
+
+def test_matrix_products_take_dimensions_as_they_are() -> None:
+    kernel = eq.compile("C[i,j] = sum[k](A[i,k] * B[k,j])", target="cpu", native="off")
+    A, B = torch.randn(7, 5).t(), torch.randn(3, 7).t()
+    torch.testing.assert_close(kernel(A=A, B=B), A @ B)
+    assert kernel._current.collapsed is None
+
+
+def test_rows_of_what_is_reduced_are_collapsed() -> None:
+    source = "y[b,s,d] = exp(x[b,s,d] - max[d](x[b,s,d])) / sum[d](exp(x[b,s,d] - max[d](x[b,s,d])))"
+    found = collapse_axes(parse(source))
+    assert found is not None and found.axes == {"b_s": ("b", "s")}
+
+
 def test_a_schedule_that_is_asked_for_is_that_of_the_program_as_it_is() -> None:
     kernel = eq.compile(VARIANCE, target="cpu", prefer="multi_pass", native="off")
     kernel(x=torch.randn(4, 5, 6))
@@ -170,6 +222,7 @@ MISTAKES: dict[str, Callable[[CollapsedAxes], CollapsedAxes]] = {
     "a size multiplied twice": _of_program(_twice),
     "another reduction": _of_program(_greatest),
     "dimensions in the other order": _other_source(f"{DECLARED}v[b] = var[s,d](x[b,s,d] * z[d,s])"),
+    "tensors that lie otherwise": lambda found: replace(found, layouts=(("z", Layout((1, 0))),)),
     "one of the axes alone": _other_source(f"{DECLARED}v[b] = max[s](var[d](x[b,s,d] * z[s,d]))"),
 }
 

@@ -40,7 +40,7 @@ class CachedCall:
 
 @dataclass(frozen=True)
 class Routed:
-    """How a call runs: by the program that was called, or by it with collapsed axes (then `shapes` are those that the
+    """How a call runs: by the program that was called, or by that of views (then `shapes` are those that the
     outputs have apart), the arguments as it takes them, what is run of them, and the extents of the called program's axes."""
 
     by: Calls
@@ -124,6 +124,8 @@ class Calls:
             key = None
         planned = None if key is None else by._planned(special, routed.given)
         call = None if planned is None else by._planned_call(special, planned, routed.given)
+        if call is not None and routed.shapes is not None:
+            call = _apart(call, [routed.shapes[o.name] for o in self._derived.program.outputs])
         made = None if call is None else call(values, addresses)
         if key is not None and call is not None and made is not None:
             self._keep(key, CachedCall(special.compiled, call, routed.extents))
@@ -222,6 +224,8 @@ def _apart(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
 
     def apart(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
         made = call(values, addresses)
+        if made is None:
+            return None
         if len(shapes) == 1:
             return made.view(shapes[0])
         return tuple(each.view(shape) for each, shape in zip(made, shapes, strict=True))

@@ -1,4 +1,4 @@
-"""Chooses how a call runs: the program as written, with adjacent axes collapsed (on a CPU), or in chunks of an axis."""
+"""Chooses how a call runs: the program as written, that of views of its tensors, or in chunks of an axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eqfuse.calls.specialization import Specialization
 from eqfuse.errors import VerificationError
 from eqfuse.extract import call_estimate
 from eqfuse.extract.candidates import with_outputs
-from eqfuse.terms.collapse_axes import collapse_axes
+from eqfuse.terms.collapse_axes import Layouts, collapse_axes, layouts
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.differentiate.divide import ChunkedCall, Chunker
@@ -26,13 +26,13 @@ class Routes:
     """Chooses original, axis-collapsed or chunked execution.
 
     `calls`: of the program as written.
-    `joint`: gives the calls of the program with axes collapsed, which is planned for the given extents first; None where no axes
-    are always together.
+    `joint`: gives the calls of the program of views of tensors that lie so, which is planned for the given extents first; None
+    where that is the program itself.
     `make_chunker`: makes what splits calls into chunks.
     """
 
     calls: Calls
-    joint: Callable[[Mapping[str, int]], Calls | None]
+    joint: Callable[[Layouts, Mapping[str, int]], Calls | None]
     make_chunker: Callable[[], Chunker] | None
     latest: ChunkedCall | None = None
     """How the last call was divided; None where it ran as a whole."""
@@ -40,14 +40,17 @@ class Routes:
     _chunked: dict[int, tuple[Specialization, ChunkedCall | None]] = field(default_factory=dict)
 
     def routed(self, given: Given) -> Routed:
-        """What runs a call: on a CPU, the program with axes collapsed, where it has such and tensors lie so."""
+        """What runs a call: the program of views of its tensors, with dimensions in the order of memory and adjacent axes collapsed, where
+        that is another one."""
         calls, shapes = self.calls, self.calls.shapes
-        if shapes.prefer is not None or collapse_axes(shapes.derived.program) is None:
+        program = shapes.derived.program
+        if shapes.prefer is not None or shapes.derived.collapsed is not None:
             return calls.routed(given)
-        if shapes.target.of(given.tensors).kind != "cpu":
+        lies = layouts(program, given.tensors)
+        if not lies and collapse_axes(program) is None:
             return calls.routed(given)
         extents, _ = shapes.arguments.bound(given)
-        joint = None if 0 in extents.values() else self.joint(extents)
+        joint = None if 0 in extents.values() else self.joint(lies, extents)
         form = None if joint is None else joint.shapes.derived.collapsed
         views = None if form is None else form.views(given.tensors)
         if joint is None or form is None or views is None:
@@ -58,6 +61,8 @@ class Routes:
         try:
             special = joint.shapes.of(joint.shapes.arguments, taken)
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
+            return calls.routed(given)
+        if self.make_chunker is not None and joint.shapes.stored(special) > call_estimate.MUCH:
             return calls.routed(given)
         return Routed(joint, taken, special, extents, form.shapes(extents))
 

@@ -1,17 +1,21 @@
-"""Adjacent axes as one: `h` and `w` of `x[n, c, h, w]` as `h_w`, where everything reads, reduces and writes both together.
+"""Programs of views: dimensions in the order in which they lie in memory, and adjacent axes as one where everything reads, reduces
+and writes both together.
 
-    mean[h, w](x[c, h, w])  ->  mean[h_w](x[c, h_w])
+    mean[h, w](x[c, h, w])                     ->  mean[h_w](x[c, h_w])
+    mean[h, w](x[c, h, w]), c nearest in x     ->  mean[h_w](x[h_w, c])
 
 It is done to the source, before anything is derived of it: a merge is over one axis, so that a variance over both takes one
-pass only where they are one; and what kernels store for each other may have one of the axes and not the other. Tensors are
-given as views with the dimensions collapsed, which a contiguous tensor has; for others the program runs as it is written.
+pass only where they are one; what kernels store for each other may have one of the axes and not the other; and blocks are
+long along what a tensor is indexed with last. Tensors are given as views with dimensions in another order and collapsed, which
+takes strides that allow it; for others the program runs as it is written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -42,18 +46,47 @@ Groups = tuple[int, ...]
 """How many dimensions each dimension of a tensor was made of, in their order."""
 
 
+class Layout(NamedTuple):
+    """How a tensor lies: its dimensions in the `order` of a view, the nearest last, and the `seams`: how many of these dimensions
+    stand before each place where two neighbours do not collapse to one."""
+
+    order: tuple[int, ...]
+    seams: tuple[int, ...] = ()
+
+
+Layouts = tuple[tuple[str, Layout], ...]
+"""Of tensors by name; those that are not named have dimensions in order and no seams."""
+
+
 @dataclass(frozen=True)
 class CollapsedAxes:
-    """A `program` that says the same as `source` of tensors with some dimensions collapsed. `axes` are the collapsed axes, each with
-    those that it was made of, outermost first; `groups` are of the tensors and the outputs."""
+    """A `program` that says the same as `source` of tensors with these `layouts`, dimensions in their order, and some of them
+    collapsed. `axes` are the collapsed axes, each with those that it was made of, outermost first; `groups` are of the tensors,
+    in this order, and the outputs."""
 
     source: Program
     program: Program
     axes: Mapping[str, tuple[str, ...]]
     groups: Mapping[str, Groups]
+    layouts: Layouts = ()
 
     def __str__(self) -> str:
-        return ", ".join(f"{' and '.join(parts)} as {name}" for name, parts in self.axes.items())
+        collapsed = [f"{' and '.join(parts)} as {name}" for name, parts in self.axes.items()]
+        ordered = [
+            f"{name} by dimensions {', '.join(map(str, o))}" for name, o in _orders(self.layouts).items()
+        ]
+        return ", ".join((*collapsed, *ordered))
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """What a certificate lists."""
+        return (f"{'collapsed axes' if self.axes else 'views'} ({self})",)
+
+    def order(self, name: str, rank: int) -> tuple[int, ...]:
+        """The dimensions of a tensor's view in their order, where `rank` counts some before the tensor's own, which stay."""
+        own = _orders(self.layouts).get(name, range(sum(self.groups[name])))
+        before = rank - len(own)
+        return (*range(before), *(before + dim for dim in own))
 
     def extents(self, extents: Mapping[str, int]) -> dict[str, int]:
         """The extents of the axes of the program, from those of the source's."""
@@ -78,7 +111,8 @@ class CollapsedAxes:
         }
 
     def shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of a tensor's view, from its own; what stands before the tensor's dimensions is kept."""
+        """The shape of a tensor's view, from that of it with dimensions in order; what stands before the tensor's dimensions is
+        kept."""
         groups = self.groups[name]
         at = len(shape) - sum(groups)
         found = list(shape[:at])
@@ -88,10 +122,12 @@ class CollapsedAxes:
         return tuple(found)
 
     def views(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """The tensors with their dimensions collapsed; None where one has no such view, or a collapsed one is too long for positions
-        of 32 bits."""
-        found = {}
+        """The tensors with their dimensions in order and collapsed; None where one has no such view, or a collapsed one is too long
+        for positions of 32 bits."""
+        found, orders = {}, _orders(self.layouts)
         for name, tensor in tensors.items():
+            if name in orders:
+                tensor = tensor.permute(orders[name])
             if max(self.groups[name], default=1) > 1:
                 shape = self.shape(name, tensor.shape)
                 if max(shape) > LONGEST:
@@ -108,12 +144,24 @@ class CollapsedAxes:
         return {o.name: tuple(extents[axis] for axis in o.axes) for o in self.source.outputs}
 
 
+def _orders(layouts: Layouts) -> dict[str, tuple[int, ...]]:
+    """The orders that are not those of the tensors."""
+    return {name: lies.order for name, lies in layouts if lies.order != (*range(len(lies.order)),)}
+
+
 @once
 def collapse_axes(program: Program) -> CollapsedAxes | None:
-    """The program with adjacent axes collapsed wherever vectors get longer by it: where the inner one is the last of some tensor.
-    None where there are none."""
-    found, axes, groups = program, dict[str, tuple[str, ...]](), _groups(program)
-    while (pair := next(_pairs(found), None)) is not None:
+    """The program with adjacent axes collapsed wherever tiles get longer by it (`_lengthens`). None where there are none."""
+    return with_views(program, ())
+
+
+def with_views(program: Program, layouts: Layouts) -> CollapsedAxes | None:
+    """The same of tensors that lie so; None where that is the program itself."""
+    orders = _orders(layouts)
+    found = _ordered(program, orders) if orders else program
+    axes, groups = dict[str, tuple[str, ...]](), _groups(program)
+    seams = {name: lies.seams for name, lies in layouts}
+    while (pair := next(_pairs(found, groups, seams), None)) is not None:
         name = _fresh("_".join(pair), found)
         found, groups = _with(found, pair, name, groups)
         axes[name] = tuple(part for axis in pair for part in axes.pop(axis, (axis,)))
@@ -123,7 +171,79 @@ def collapse_axes(program: Program) -> CollapsedAxes | None:
         check_written_size(found)
     except EqfuseError:
         return None
-    return CollapsedAxes(program, found, axes, groups)
+    return CollapsedAxes(program, found, axes, groups, layouts)
+
+
+def layouts(program: Program, tensors: Mapping[str, torch.Tensor]) -> Layouts:
+    """How tensors lie, of those whose dimensions do not all collapse to one or whose last dimension is not the nearest. A program
+    with matrix products, whose tiles are long along both dimensions, takes dimensions in the order that they have."""
+    keeps = _has_matrix_product(program)
+    found = ((name, _layout(tensor, keeps)) for name, tensor in tensors.items() if tensor.ndim > 1)
+    return tuple((name, lies) for name, lies in found if lies is not None)
+
+
+def _layout(tensor: torch.Tensor, keeps_order: bool) -> Layout | None:
+    """How a tensor lies; None where its dimensions are in order and collapse to one."""
+    extents, steps = tensor.shape, tensor.stride()
+    order = tuple(range(tensor.ndim))
+    if not keeps_order:
+        long = [dim for dim in order if extents[dim] > 1]
+        nearest_last = sorted(long, key=lambda dim: -_distance(steps[dim]))
+        if long and _distance(steps[long[-1]]) > _distance(steps[nearest_last[-1]]):
+            order = (*(dim for dim in order if dim not in long), *nearest_last)
+    seams, length = list[int](), extents[order[-1]]
+    for place in range(tensor.ndim - 1, 0, -1):
+        outer, inner = order[place - 1], order[place]
+        is_one = 1 in (extents[outer], extents[inner]) or steps[outer] == extents[inner] * steps[inner]
+        length *= extents[outer]
+        if not is_one or length > LONGEST:
+            seams.append(place)
+            length = extents[outer]
+    if not seams and order == (*range(tensor.ndim),):
+        return None
+    return Layout(order, tuple(reversed(seams)))
+
+
+def _distance(step: int) -> float:
+    """Between neighbours; where nothing changes along a dimension, it is the farthest."""
+    return step or math.inf
+
+
+@once
+def _has_matrix_product(program: Program) -> bool:
+    """Whether a reduction over an axis multiplies or compares tensors each of which has another axis that the other has not."""
+    for node in _nodes(program):
+        if isinstance(node, Reduce):
+            read = [_plain_axes(load) for load in walk(node.body) if isinstance(load, Load)]
+            over = [axes for axes in read if node.axis in axes]
+            if any(one - other and other - one for one in over for other in over):
+                return True
+    return False
+
+
+def _plain_axes(load: Load) -> set[str]:
+    return {at.name for at in load.index if isinstance(at, Axis)}
+
+
+def _ordered(program: Program, orders: Mapping[str, tuple[int, ...]]) -> Program:
+    """The program of tensors with dimensions in other orders."""
+
+    def step(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.tensor in orders:
+            return Load(node.tensor, tuple(node.index[dim] for dim in orders[node.tensor]))
+        return node
+
+    def tensor_of(tensor: Tensor) -> Tensor:
+        if tensor.name not in orders or not tensor.axes:
+            return tensor
+        return replace(tensor, axes=tuple(tensor.axes[dim] for dim in orders[tensor.name]))
+
+    return replace(
+        program,
+        tensors=tuple(map(tensor_of, program.tensors)),
+        outputs=tuple(replace(o, expr=transform(o.expr, step)) for o in program.outputs),
+        at_most=tuple((transform(left, step), transform(right, step)) for left, right in program.at_most),
+    )
 
 
 def _groups(program: Program) -> dict[str, Groups]:
@@ -160,19 +280,44 @@ def _nodes(program: Program) -> Iterator[Expr]:
     return walk(*(o.expr for o in program.outputs), *(side for pair in program.at_most for side in pair))
 
 
-def _pairs(program: Program) -> Iterator[tuple[str, str]]:
+def _pairs(
+    program: Program, groups: Mapping[str, Groups], seams: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, str]]:
     """Pairs of axes that may be collapsed, each alone."""
     places: list[tuple[str | None, ...]] = [tuple(o.axes) for o in program.outputs]
     loads = [node for node in _nodes(program) if isinstance(node, Load)]
     places += [tuple(at.name if isinstance(at, Axis) else None for at in load.index) for load in loads]
+    reduced = {node.axis for node in _nodes(program) if isinstance(node, Reduce)}
     for first in sorted({place[k : k + 2] for place in places for k in range(len(place) - 1)}, key=str):
         outer, inner = first
         if outer is None or inner is None or outer == inner:
             continue
-        if any(inner == place[-1] for place in places if place) and _is_collapsible(
-            program, outer, inner, places, loads
-        ):
+        if not _lengthens(outer, inner, places, reduced):
+            continue
+        if any(_is_on_seam(load, inner, groups, seams) for load in loads):
+            continue
+        if _is_collapsible(program, outer, inner, places, loads):
             yield outer, inner
+
+
+def _is_on_seam(
+    load: Load, inner: str, groups: Mapping[str, Groups], seams: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether an axis begins behind a place where the tensor does not collapse."""
+    if load.tensor not in seams or Axis(inner) not in load.index:
+        return False
+    return sum(groups[load.tensor][: load.index.index(Axis(inner))]) in seams[load.tensor]
+
+
+def _lengthens(
+    outer: str, inner: str, places: Sequence[Sequence[str | None]], reduced: Set[str]
+) -> bool:
+    """Whether a tile is longer where both axes are one: along the vectors of a tensor whose last axis is the inner one, along
+    what is reduced, and across the rows of what is reduced behind them."""
+    if {outer, inner} <= reduced or any(place[-1] == inner for place in places if place):
+        return True
+    behind = [place[place.index(inner) + 1 :] for place in places if inner in place]
+    return all(axis in reduced for rest in behind for axis in rest)
 
 
 def _is_collapsible(

@@ -135,13 +135,17 @@ def collapsed_stages(
     extents: Mapping[str, int],
     number: int,
 ) -> list[Stage]:
-    """Stages of a program with collapsed axes as those of the program that it was made of, at the extents of that one's axes: the
-    tensors are given with dimensions collapsed, and what comes out has them apart."""
+    """Stages of a program of views as those of the program that it was made of, at the extents of that one's axes: the
+    tensors are given with dimensions in order and collapsed, and what comes out has them apart."""
 
     def apart(stage: Stage) -> Stage:
         def run(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
             taken = {
-                name: _shaped(value, partial(collapsed.shape, name), domain)
+                name: _shaped(
+                    _turned(value, partial(collapsed.order, name), domain),
+                    partial(collapsed.shape, name),
+                    domain,
+                )
                 for name, value in inputs.tensors.items()
             }
             sizes = collapsed.extents(inputs.extents)
@@ -159,6 +163,12 @@ def collapsed_stages(
 
 def _split(wanted: Sequence[int], collapsed: int, shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape[: len(shape) - collapsed], *wanted)
+
+
+def _turned(value: Any, order: Callable[[int], tuple[int, ...]], domain: Domain) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.transpose(order(value.ndim))
+    return domain.transpose(value, order(len(domain.shape(value))))
 
 
 def _shaped(value: Any, shape: Callable[[Sequence[int]], tuple[int, ...]], domain: Domain) -> Any:
