@@ -2,7 +2,8 @@
 
 A cell is an operation, a shape, the axes that it reduces, a layout and a dtype, all drawn from `--seed`; `--examples` says how many,
 `--device` where. Every cell is called as a user calls it, and checked against float64 in the same run. All of them are compiled
-first, in `--jobs` processes, and then timed in one, in turn with torch.compile. "predicted" is `Kernel.estimate` over what was measured.
+first, in `--jobs` processes, and then timed in one, in turn with torch.compile (with eager torch where that is left out).
+"predicted" is `Kernel.estimate` over what was measured.
 """
 
 from __future__ import annotations
@@ -162,9 +163,10 @@ class Cell:
         kernel = eq.compile(self.program)
         return kernel, lambda x: kernel(x=x)
 
-    def peer(self) -> Callable[[torch.Tensor], torch.Tensor]:
+    def peer(self, compiled: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+        run = partial(_called, OPERATIONS[self.operation].torch, self.reduced)
         torch._dynamo.reset()
-        return torch.compile(partial(_called, OPERATIONS[self.operation].torch, self.reduced), dynamic=False)
+        return torch.compile(run, dynamic=False) if compiled else run
 
 
 def _called(run: Torch, dims: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
@@ -180,10 +182,12 @@ def run(options: Options, report: Report) -> None:
         context = get_context("spawn")
         jobs = options.jobs or own_cores()
         with ProcessPoolExecutor(jobs, context, _keep_in, (folder, max(1, own_cores() // jobs))) as pool:
-            problems = list(pool.map(partial(_prepare, until=until), cells))
+            prepare = partial(_prepare, until=until, compiled=options.torch_compile)
+            problems = list(pool.map(prepare, cells))
         for cell, problem in zip(cells, problems, strict=True):
             if time.monotonic() < until and problem != LATE:
-                report.add(measured(cell) if problem is None else {**_about(cell), "problem": problem})
+                made = measured(cell, options.torch_compile) if problem is None else {"problem": problem}
+                report.add(_about(cell) | made)
     report.failures += failing(report.rows)
     summarise(report)
 
@@ -200,7 +204,7 @@ def _keep_in(folder: str, threads: int | None = None) -> None:
         torch.set_num_threads(threads)
 
 
-def _prepare(cell: Cell, until: float) -> str | None:
+def _prepare(cell: Cell, until: float, compiled: bool) -> str | None:
     """Compiles a cell's forms; says what went wrong, where something did."""
     if time.monotonic() > until:
         return LATE
@@ -208,7 +212,7 @@ def _prepare(cell: Cell, until: float) -> str | None:
         with time_limit(COMPILE_SECONDS):
             x = cell.tensor(0)
             cell.run()[1](x)
-            cell.peer()(x)
+            cell.peer(compiled)(x)
     except Exception as error:  # noqa: BLE001  (whatever it is, it is this cell's result)
         return f"{type(error).__name__}: {one_line(error)[:200]}"
     return None
@@ -219,13 +223,13 @@ def _about(cell: Cell) -> dict[str, Any]:
     return {"seed": cell.seed, "operation": cell.operation, **shown}
 
 
-def measured(cell: Cell) -> dict[str, Any]:
-    """One row, on inputs of its own."""
-    row = _about(cell)
+def measured(cell: Cell, compiled: bool) -> dict[str, Any]:
+    """What a row says of a cell, on inputs of its own."""
+    row: dict[str, Any] = {}
     try:
         with time_limit(COMPILE_SECONDS):
             kernel, ours = cell.run()
-            forms = {"eqfuse": ours, "torch.compile": cell.peer()}
+            forms = {"eqfuse": ours, "torch.compile": cell.peer(compiled)}
             x = cell.tensor(1)
             row["error"] = _error(cell, ours(x), x)
             row["peer_error"] = _error(cell, forms["torch.compile"](x), x)

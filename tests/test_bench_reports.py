@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from bench import cpu_report, errors_report, start_report, workloads_report
+from bench import cpu_report, errors_report, start_report, sweep_report, workloads_report
 from bench.magnitudes import MAGNITUDES
 from bench.operators import INEXPRESSIBLE, OPERATORS
 from bench.report import Options, Report, chosen_names
@@ -96,6 +96,32 @@ def test_emit(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "x.json")
     assert {row["target"] for row in rows} == {"sm_90", "gfx942"}
     assert all(row["spilled_bytes"] == 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_sweep(tmp_path: Path) -> None:
+    options = Options(small=True, torch_compile=False, examples=3, seed=4, jobs=1)
+    assert run("sweep", options, output=tmp_path / "x.json") == 0
+    for row in rows_of(tmp_path / "x.json"):
+        assert row["error"] <= max(sweep_report.TOLERANCE[row["dtype"]], 2 * row["peer_error"])
+        assert row["us"] > 0 and row["peer_us"] > 0 and row["ratio"] == row["peer_us"] / row["us"]
+
+
+def test_cells_of_a_sweep_are_of_every_kind() -> None:
+    cells = [sweep_report.Cell.drawn(seed, "cpu", small=True) for seed in range(300)]
+    assert {cell.operation for cell in cells} == set(sweep_report.OPERATIONS)
+    assert {cell.layout for cell in cells} == set(sweep_report.LAYOUTS)
+    for cell in cells:
+        x = cell.tensor(0)
+        assert x.shape == cell.shape and x.dtype == sweep_report.DTYPES[cell.dtype]
+        if cell.layout == "expanded":
+            assert any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True))
+
+
+def test_sweep_fails_where_an_error_is_not_rounding() -> None:
+    row = {"seed": 1, "program": "y = sum[a](x[a])", "dtype": "f32", "error": 3e-5, "peer_error": 1e-7}
+    assert sweep_report.failing([row]) == ["1, y = sum[a](x[a]): 3.0e-05"]
+    assert sweep_report.failing([row | {"error": 1e-6}, row | {"error": float("nan")}])
 
 
 @pytest.mark.slow

@@ -166,6 +166,54 @@ def test_shards_of_rows_are_merged_where_the_rows_are_written() -> None:
     assert [kernel.name for kernel in compiled.chosen.nest.kernels] == ["kernel1_partial", "kernel1_map"]
 
 
+def _planned(source: str, dtype: str = "f32", **extents: int) -> Compiled:
+    derived = compiler.derive(source, None, strict_casts=False)
+    return compiler.pipeline(derived, extents, {t.name: dtype for t in derived.program.tensors}, H200, None)
+
+
+def _blocks(compiled: Compiled) -> dict[str, int | None]:
+    return {block.axis: block.size for block in compiled.chosen.plan.configs[0].blocks}
+
+
+@pytest.mark.parametrize("columns", [4095, 4096])
+@pytest.mark.parametrize("fold", ["sum", "max", "var", "argmax"])
+def test_columns_are_read_in_segments_of_memory(fold: str, columns: int) -> None:
+    blocks = _blocks(_planned(f"y[a,c] = {fold}[b](x[a,b,c])", a=128, b=4096, c=columns))
+    assert (blocks["c"] or 0) >= 32 and blocks["b"] is not None
+
+
+def test_columns_of_few_positions_are_folded_by_a_warp_each() -> None:
+    compiled = _planned("y[b] = sum[a](x[a,b])", "bf16", a=13, b=3875152)
+    assert _blocks(compiled) == {"b": 256, "a": None} and compiled.chosen.plan.configs[0].warps == 1
+
+
+def test_one_row_is_shared_out_over_all_units() -> None:
+    plan = _planned("y = sum[a](x[a])", a=100_000_000).chosen.plan
+    assert plan.schedule == "split_k" and plan.shards >= H200.sms
+
+
+def test_shards_are_as_many_as_are_worth_merging() -> None:
+    plan = _planned("y[b] = var[a](x[a,b])", "bf16", a=1156, b=7970).chosen.plan
+    assert plan.shards <= 8  # each stores four numbers of every column
+
+
+def test_little_of_a_shard_is_cut_off() -> None:
+    compiled = _planned("y = max[a](x[a])", a=4_234_512)
+    shard, tile = 4_234_512 // compiled.chosen.plan.shards, _blocks(compiled)["a"]
+    assert tile is not None and -(-shard // tile) * tile <= 1.25 * shard
+
+
+def test_states_of_registered_reductions_are_merged_at_once() -> None:
+    nest = _planned("y = argmax[a](x[a])", a=100_000_000).chosen.nest
+    assert "argmax.k[a_shard](" in str(nest) and "for a_shard in" not in str(nest)
+
+
+def test_shards_of_columns_are_merged_before_columns_are_written() -> None:
+    source = "y[a,c] = exp(x[a,c] - max[a](x[a,c])) / sum[a](exp(x[a,c] - max[a](x[a,c])))"
+    nest = _planned(source, a=500_000, c=127).chosen.nest
+    assert [kernel.name for kernel in nest.kernels] == ["kernel1_partial", "kernel1_merge", "kernel1_map"]
+
+
 def test_products_of_bytes_are_added_outside_of_the_matrix_unit() -> None:
     cell = Cell("quant_gemm", "Q6")
     source = compile_ahead(cell.workload, cell.case, "h200").source

@@ -147,7 +147,12 @@ LIES: dict[str, tuple[Callable[[], torch.Tensor], str | None]] = {
     "part of a row": (lambda: torch.randn(4, 30, 6)[:, :, 1:], None),
     "of one row": (lambda: torch.randn(4, 1, 6)[:, :, 1:], "s and d as s_d"),
     "the same rows": (lambda: torch.randn(4, 1, 5).expand(4, 30, 5), None),
-    "the same numbers": (lambda: torch.randn(4, 30, 1).expand(4, 30, 5), "x by dimensions 2, 0, 1"),
+    "the same numbers": (lambda: torch.randn(4, 30, 1).expand(4, 30, 5), None),
+    "the same numbers, nearest first": (lambda: torch.randn(4, 1, 6).permute(2, 0, 1).expand(6, 4, 5), None),
+    "turned, the same rows": (
+        lambda: torch.randn(5, 1, 4).permute(2, 1, 0).expand(4, 30, 5),
+        "x by dimensions 1, 2, 0",
+    ),
     "the same everywhere": (lambda: torch.randn(1).expand(4, 30, 5), "s and d as s_d"),
 }
 

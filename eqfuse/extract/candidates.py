@@ -7,7 +7,7 @@ for (cost.py): every plan is lowered, given tile sizes and priced, and the cheap
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -18,13 +18,13 @@ from eqfuse.extract.axis_usage import block_sizes
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
-from eqfuse.extract.resources import shared_bytes, two_per_sm
+from eqfuse.extract.resources import loads_of, loads_vectors, products, shared_bytes, two_per_sm
 from eqfuse.extract.shape import Shape
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.kernel_axes import narrowed
 from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Kernel as LoopKernel
-from eqfuse.loops.nodes import Nest
+from eqfuse.loops.nodes import Nest, Store
 from eqfuse.loops.plan import (
     SCHEDULES,
     Cost,
@@ -37,9 +37,10 @@ from eqfuse.loops.plan import (
     Term,
     schedules,
 )
+from eqfuse.loops.walk import statements
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
-from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.nodes import Output, Program, free_axes
 from eqfuse.terms.types import result_dtype
 from eqfuse.threads import cached
 
@@ -49,7 +50,15 @@ if TYPE_CHECKING:  # loaded by those who ask: a start that finds what an earlier
 RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
 
-MAX_SHARDS = 64
+MAX_SHARDS = 256
+"""Two thread blocks on every SM, in powers of two, of one row that is shared out."""
+
+MERGED = 16
+"""How many times the bytes that shards store they load at least: what is stored is read again to be merged."""
+
+NOMINAL_SHARDS = 64
+"""Shards that blocks are given for while it is not known how many there will be."""
+
 RAGGED_TURNS = 32
 """Shards that take turns on an SM where blocks have lengths of their own: the shards of one that is many times longer
 than the average end with the others."""
@@ -59,6 +68,9 @@ EVEN_TURNS = 16
 
 SM_WARPS = 8
 """Warps that an SM should have, of thread blocks that are smaller."""
+
+SM_BYTES = 1 << 16
+"""Bytes that an SM should have under way where elements are loaded one by one."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +243,7 @@ class PlanSearch:
         those of the kernels where they are chosen."""
         from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns
 
-        shape = shape_of(nest, extents, self._kinds, MAX_SHARDS)
+        shape = shape_of(nest, extents, self._kinds, NOMINAL_SHARDS)
         most = 2
         for place, kernel in enumerate(configured(nest, shape, self.device)):
             divided = {shard: axis for shard, axis in nest.shards if shard in kernel.parallel}
@@ -247,8 +259,11 @@ class PlanSearch:
                 # What is folded along both axes is merged with its columns: each part more costs.
                 few = folds_rows_and_columns(kernel) or config.warps * 2 > SM_WARPS
                 at_once = (2 if few else SM_WARPS // config.warps) if both else 1
+                if not loads_vectors(kernel, shape):
+                    at_once = max(at_once, SM_BYTES // max(1, _tile_bytes(kernel, blocks, shape)))
                 room = at_once * self.device.sms * _turns(kernel, divided.values(), counts) // grid
                 tiles = min(counts.get(axis, 1) for axis in divided.values())
+                room = min(room, _worth_merging(kernel, divided, shape))
                 most = max(most, min(1 << max(room, 1).bit_length() - 1, tiles, MAX_SHARDS))
         return most
 
@@ -256,6 +271,28 @@ class PlanSearch:
 def _partial(nest: Nest, plan: KernelPlan) -> LoopKernel:
     """The kernel of a nest that walks the shards of a plan's kernel with one group."""
     return next(kernel for kernel in nest.kernels if kernel.name == f"{plan.name}_partial")
+
+
+def _tile_bytes(kernel: LoopKernel, blocks: Mapping[str, int], shape: Shape) -> int:
+    """Bytes of the tiles that a thread block loads at a time."""
+    return sum(
+        shape.itemsize(load.tensor) * math.prod(blocks.get(axis, 1) for axis in free_axes(load))
+        for load in loads_of(kernel)
+    )
+
+
+def _worth_merging(kernel: LoopKernel, shards: Collection[str], shape: Shape) -> int:
+    """How many shards store at most a part of what all of them load; of matrix products, whose time is another, any number."""
+    if products(kernel):
+        return MAX_SHARDS
+    stored = sum(
+        shape.itemsize(stmt.tensor)
+        * shape.positions(frozenset().union(*map(free_axes, stmt.index)) - frozenset(shards))
+        for stmt in statements(kernel.body)
+        if isinstance(stmt, Store)
+    )
+    loaded = sum(shape.itemsize(load.tensor) * shape.positions(free_axes(load)) for load in loads_of(kernel))
+    return int(loaded / (MERGED * stored)) if stored else MAX_SHARDS
 
 
 def _turns(kernel: LoopKernel, axes: Iterable[str], counts: Mapping[str, int]) -> int:

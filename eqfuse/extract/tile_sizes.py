@@ -13,13 +13,14 @@ from functools import lru_cache
 
 from eqfuse.extract import tile_sizes_cpu
 from eqfuse.extract.axis_usage import AxisUsage, contiguous_axes, fill, kinds
-from eqfuse.extract.cost import KernelCost
+from eqfuse.extract.cost import FLOAT_BYTES, KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.product_tiles import LEAST, Lattice, TiledAxis
 from eqfuse.extract.resources import (
     WARPGROUP_ROWS,
     bytes_read_again,
+    loads_of,
     loads_vectors,
     products,
     sharded_axes,
@@ -33,7 +34,7 @@ from eqfuse.loops.nodes import Kernel, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.integers import power_of_two
-from eqfuse.terms.nodes import Load, Reduce, free_axes, walk
+from eqfuse.terms.nodes import REDUCTIONS, Axis, Expr, Load, Reduce, free_axes, walk
 
 GPU_TILE = 4096
 """Elements of the widest elementwise tile of a thread block."""
@@ -47,8 +48,19 @@ warps take 37.1 us at length 8192, 128 keys by 4 warps 42.5; at length 512 8.3 a
 
 GPU_WARP_TILE = 1024
 """Elements of a wide tile per warp: more are registers that keep other thread blocks from running beside it. Half
-of them in whole rows that are long or few: no loop has the next ones under way. Twice as many where they are
-loaded one by one: so many are under way at once."""
+of them in whole rows that are long or few: no loop has the next ones under way. Where elements are loaded one by one, twice as
+many: so many are under way at once; half of them of rows shorter than a warp, and of columns: softmax of 200000 x 25 numbers takes
+25 us with 8 warps, 36 with 2 (H100)."""
+
+GPU_CUT = 1.25
+"""How many times a shard's positions its tiles may have: those of its last one that are beyond the shard are loaded as masked."""
+
+GPU_WARP_BYTES = 512
+"""Bytes that a warp loads at once in vectors."""
+
+GPU_COLUMN_SEGMENTS = 4
+"""Segments of memory across a tile that is folded along the other axis: the sum of 4096 x 4095 numbers over the first axis
+takes 45 us by 16 rows of 128 at a time, 57 by 4 of 1024 (H100)."""
 
 GPU_STREAM_WARPS = 8
 """Most warps where loops load tiles beforehand: more threads load nothing sooner."""
@@ -59,8 +71,8 @@ GPU_WARPS = 32
 GPU_LEAST_TILE = 128
 """Elements of a tile that are not split any further to give every SM work."""
 
-GPU_SEGMENT = 32
-"""Positions along which memory is contiguous that are worth loading together."""
+GPU_SEGMENT = 128
+"""Bytes along which memory is contiguous that are worth loading together."""
 
 GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 128, 64
 """Blocks of a matrix product on a GPU: rows, columns, and the contracted axis when it is a loop."""
@@ -135,7 +147,9 @@ def _rows_apart(
     for axis, each in ragged(kernel).items():
         average = max(1, round(each.share({}, extents) * extents[axis]))
         for row in each.axes & frozenset(usage.parallel) - sides:
-            found[row] = min(limits[row], power_of_two(max(1, GPU_SEGMENT // average)), found.get(row, 1024))
+            found[row] = min(
+                limits[row], power_of_two(max(1, GPU_SEGMENT // FLOAT_BYTES // average)), found.get(row, 1024)
+            )
     return found
 
 
@@ -154,15 +168,19 @@ def _fit_tiles(
     order = [*near, *[a for a in reversed(rest) if a not in near and a in usage.loops]]
     order += [a for a in reversed(usage.parallel) if a not in order]
     caps = {a: min(limits[a], 1024) for a in limits} | _longest(kernel, usage, limits, extents)
+    vectors, columns = loads_vectors(kernel, shape), _folds_columns(kernel, tuple(near))
+    segments, alone = _segments(kernel, near, shape), columns and vectors and _folds_numbers(kernel)
+    if columns and usage.loops and (alone or not vectors):
+        caps[near[0]] = min(caps[near[0]], GPU_COLUMN_SEGMENTS * segments[near[0]])
     fill(blocks, order, values, caps, GPU_TILE)
-    _share_out(blocks, usage.parallel, near, extents, device.sms, values)
+    _share_out(blocks, usage.parallel, segments, extents, device.sms, values)
     # Many thread blocks hide the latency of each other's loads; few have to prefetch.
     grid = _grid(usage.parallel, blocks, extents)
-    vectors = loads_vectors(kernel, shape)
     few = grid < (4 if vectors else 2) * device.sms
     if few:  # loads that are no vectors are not under way beforehand: a tile has to be enough alone
         waiting = (device.stages - 2) * streamed_bytes(kernel, shape) if vectors else 0
-        longest = GPU_FOLDED_TILE if folds_rows_and_columns(kernel) else GPU_LONG_TILE
+        folded = folds_rows_and_columns(kernel) or _folds_again(kernel)
+        longest = GPU_TILE if alone else GPU_FOLDED_TILE if folded else GPU_LONG_TILE
         fill(blocks, usage.loops, values, caps, min(longest, device.shared // max(1, waiting)))
     again = bytes_read_again(kernel, shape)
     kept = 0 < again * device.sms <= device.cache < again * grid
@@ -170,9 +188,11 @@ def _fit_tiles(
         fill(blocks, usage.loops, values, limits, GPU_LONG_TILE)
     widest = _widest(values, blocks)
     per_warp = GPU_WARP_TILE
-    if not vectors:
-        per_warp *= 1 if few and usage.loops else 2
-    elif not usage.loops and (few or widest > GPU_TILE):
+    walks = any(blocks[axis] < extents[axis] for axis in usage.loops)
+    short = max((blocks[axis] for axis in usage.inner), default=1) <= device.lanes
+    if not vectors and (walks or not short) and not columns:
+        per_warp *= 1 if few else 2
+    elif not vectors or not usage.loops and (few or widest > GPU_TILE):
         per_warp //= 2
     registers_each = shape.registers_each
     per_warp //= registers_each
@@ -181,9 +201,30 @@ def _fit_tiles(
     warps = max(1, min(widest // GPU_LEAST_TILE, max(least, widest // per_warp), most))
     if folds_rows_and_columns(kernel):  # one of the folds crosses warps, through shared memory
         warps = max(1, min(warps, widest * registers_each // GPU_TILE))
-    stages = 1 if grid >= 8 * device.sms or not vectors else min(3, device.stages)
+    elif alone and widest >= GPU_TILE:  # a thread folds its columns alone: nothing crosses warps
+        warps = max(1, min(warps, blocks[near[0]] * GPU_SEGMENT // segments[near[0]] // GPU_WARP_BYTES))
+    is_one = grid >= 8 * device.sms or not vectors
+    is_one |= _folds_again(kernel) and not folds_rows_and_columns(kernel) and not kept
+    stages = 1 if is_one else min(3, device.stages)
     needed = shared_by_stages(kernel, blocks, range(1, stages + 1), shape)
     return warps, max((n for n in range(1, stages + 1) if needed[n - 1] <= device.shared), default=1)
+
+
+def _loads_in(expr: Expr) -> list[Load]:
+    return [node for node in walk(expr) if isinstance(node, Load)]
+
+
+def _segments(kernel: Kernel, axes: Sequence[str], shape: Shape) -> dict[str, int]:
+    """Positions of a segment of memory along these axes, by the narrowest of what is read along them."""
+    return {
+        axis: GPU_SEGMENT
+        // min(
+            shape.itemsize(load.tensor)
+            for load in loads_of(kernel)
+            if load.index and load.index[-1] == Axis(axis)
+        )
+        for axis in axes
+    }
 
 
 @lru_cache(KEPT)
@@ -196,30 +237,64 @@ def _stored(kernel: Kernel) -> tuple[frozenset[str], ...]:
 def _longest(
     kernel: Kernel, usage: AxisUsage, limits: Mapping[str, int], extents: Mapping[str, int]
 ) -> dict[str, int]:
-    """The longest tiles of loops: a shard that is no longer than half of the longest is at most that long."""
+    """The longest tiles of loops: a shard that is no longer than half of the longest is at most that long, and of each shard's last
+    tile little is cut off."""
     shards = sharded_axes(kernel)
     found: dict[str, int] = {}
     for axis in usage.loops:
         shard = extents[axis] // extents[shards[axis]] if axis in shards else limits[axis]
-        found[axis] = min(limits[axis], GPU_LONG_TILE, max(power_of_two(shard), GPU_LONG_TILE // 2))
+        tile = min(limits[axis], GPU_LONG_TILE, max(power_of_two(shard), GPU_LONG_TILE // 2))
+        if axis in shards and shard > GPU_LONG_TILE // 2:
+            while tile > GPU_TILE // 2 and math.ceil(shard / tile) * tile > GPU_CUT * shard:
+                tile //= 2
+        found[axis] = tile
     return found
 
 
 def _share_out(
     blocks: dict[str, int],
     axes: Sequence[str],
-    near: Sequence[str],
+    near: Mapping[str, int],
     extents: Mapping[str, int],
     wanted: int,
     values: Sequence[frozenset[str]],
 ) -> None:
     """Halves blocks of parallel axes until every SM has a thread block, or tiles are small. Those that
-    memory is contiguous along stay a segment of it while others can shrink."""
+    memory is contiguous along, `near`, stay a segment of it while others can shrink."""
     while _grid(axes, blocks, extents) < wanted and _widest(values, blocks) > GPU_LEAST_TILE:
         wide = [a for a in axes if blocks[a] > 1]
         if not wide:
             return
-        blocks[max(wide, key=lambda a: (a not in near or blocks[a] > GPU_SEGMENT, blocks[a]))] //= 2
+        blocks[max(wide, key=lambda a: (a not in near or blocks[a] > near[a], blocks[a]))] //= 2
+
+
+@lru_cache(KEPT)
+def _folds_columns(kernel: Kernel, near: tuple[str, ...]) -> bool:
+    """Whether memory is contiguous along an axis that stays, and what is folded are others."""
+    nodes = (node for e in expressions(kernel.body) for node in walk(e))
+    folded = {node.axis for node in nodes if isinstance(node, Reduce)}
+    return bool(near and folded and near[0] in kernel.parallel and near[0] not in folded)
+
+
+@lru_cache(KEPT)
+def _folds_numbers(kernel: Kernel) -> bool:
+    """Whether all that is folded are numbers, and no states of several."""
+    nodes = (node for e in expressions(kernel.body) for node in walk(e))
+    return all(node.op in REDUCTIONS for node in nodes if isinstance(node, Reduce))
+
+
+@lru_cache(KEPT)
+def _folds_again(kernel: Kernel) -> bool:
+    """Whether a loop folds what it has loaded three times or more: it stays in registers meanwhile. The variance of 12.9 million
+    numbers takes 22 us by tiles of 8192 that are loaded when they are needed, 41 by two tiles of 16384 under way (H100)."""
+    for loop in loops_in(kernel.body):
+        nodes = {node for e in expressions(loop.body) for node in walk(e) if isinstance(node, Reduce)}
+        read = [
+            load for body in {n.body for n in nodes if n.axis == loop.axis} for load in set(_loads_in(body))
+        ]
+        if max(map(read.count, read), default=0) > 2:
+            return True
+    return False
 
 
 @lru_cache(KEPT)

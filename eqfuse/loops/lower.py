@@ -8,12 +8,13 @@
 
 A kernel of the plan becomes several where it splits an axis: `<name>_partial` for each group that is
 split, `<name>` or `<name>_merge` for the rest, and `<name>_map` for outputs along a split axis, which merges
-the states itself where they are numbers.
+the states itself where they are numbers and each instance has few of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -84,6 +85,11 @@ def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
     domains = tuple((axis, of) for axis, of in context.aliases.items() if axis in used)
     shards = tuple((shard, axis) for axis, shard in context.shards.items() if shard in used)
     return Nest(tuple(reversed(result)), buffers, domains, shards)
+
+
+def _end_with(maps: Mapping[tuple[str, ...], list[Output]], axes: AbstractSet[str]) -> bool:
+    """Whether the last axis of all outputs is one of these: an instance that stores a tile of them has few rows."""
+    return all(output.axes[-1] in axes for outputs in maps.values() for output in outputs)
 
 
 @dataclass
@@ -180,7 +186,7 @@ class _KernelLowering:
             self._context.output(output)
             axes = self._walked(output)
             (maps if divided & set(axes) else local).setdefault(axes, []).append(output)
-        alone = len(split) == len(plan.groups) and self._states_are_numbers()
+        alone = len(split) == len(plan.groups) and self._states_are_numbers() and _end_with(maps, divided)
         if local or not (maps and alone):
             mapped = () if alone else maps.values()
             yield self._rest(f"{plan.name}_merge" if split else plan.name, local, mapped)
@@ -354,6 +360,8 @@ class _KernelLowering:
         if any(len(build.dims(state.dims)) > 1 for state in group.states):
             shares = None
         slots = self._slots.get(group)
+        if slots is not None and any(fold_of(state.op) is not None for state in group.states):
+            shares = None
         if slots is not None:
             self._merge_slots(build, group, merge, slots, shares)
         elif shares is None:
@@ -495,13 +503,21 @@ def _shares(merge: Merge, states: Iterable[State]) -> dict[str, _Share] | None:
     found: dict[str, _Share] = {}
     for combine in merge.combine:
         match combine.value:
-            case Call(fn, (left, right)) if fn == COMBINE.get(by_name[combine.state].op) and (
+            case Call(fn, (left, right)) if fn == _combining(by_name[combine.state].op) and (
                 rename_locals(left, there) is right and rename_locals(right, back) is left
             ):
                 found[combine.state] = left, right
             case _:
                 return None
     return found
+
+
+def _combining(op: str) -> str:
+    """What combines two states of a reduction, in any order; none for lists, and where the order of parts tells."""
+    found = fold_of(op)
+    if found is None:
+        return COMBINE.get(op, "")
+    return op if found[0].commutative and not found[0].ranks else ""
 
 
 def _carried(build: Builder, states: Iterable[State]) -> tuple[Carried, ...]:

@@ -13,7 +13,8 @@ takes strides that allow it; for others the program runs as it is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -183,13 +184,14 @@ def layouts(program: Program, tensors: Mapping[str, torch.Tensor]) -> Layouts:
 
 
 def _layout(tensor: torch.Tensor, keeps_order: bool) -> Layout | None:
-    """How a tensor lies; None where its dimensions are in order and collapse to one."""
+    """How a tensor lies; None where its dimensions are in order and collapse to one. Dimensions along which nothing changes come
+    first, where others are put in order."""
     extents, steps = tensor.shape, tensor.stride()
     order = tuple(range(tensor.ndim))
     if not keeps_order:
         long = [dim for dim in order if extents[dim] > 1]
-        nearest_last = sorted(long, key=lambda dim: -_distance(steps[dim]))
-        if long and _distance(steps[long[-1]]) > _distance(steps[nearest_last[-1]]):
+        nearest_last = sorted(long, key=lambda dim: -(steps[dim] or math.inf))
+        if long and steps[long[-1]] > steps[nearest_last[-1]] > 0:
             order = (*(dim for dim in order if dim not in long), *nearest_last)
     seams, length = list[int](), extents[order[-1]]
     for place in range(tensor.ndim - 1, 0, -1):
@@ -202,11 +204,6 @@ def _layout(tensor: torch.Tensor, keeps_order: bool) -> Layout | None:
     if not seams and order == (*range(tensor.ndim),):
         return None
     return Layout(order, tuple(reversed(seams)))
-
-
-def _distance(step: int) -> float:
-    """Between neighbours; where nothing changes along a dimension, it is the farthest."""
-    return step or math.inf
 
 
 @once
@@ -310,7 +307,7 @@ def _is_on_seam(
 
 
 def _lengthens(
-    outer: str, inner: str, places: Sequence[Sequence[str | None]], reduced: Set[str]
+    outer: str, inner: str, places: Sequence[Sequence[str | None]], reduced: AbstractSet[str]
 ) -> bool:
     """Whether a tile is longer where both axes are one: along the vectors of a tensor whose last axis is the inner one, along
     what is reduced, and across the rows of what is reduced behind them."""
