@@ -26,7 +26,7 @@ from rich.markup import escape
 
 import eqfuse as eq
 from bench.measure import own_cores, time_limit
-from bench.report import Column, Options, Report, geometric_mean, one_line
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line
 from eqfuse.measure import interleaved, worst_error
 
 TITLE = "Random reductions: torch.compile's time over eqfuse's"
@@ -105,10 +105,10 @@ class Cell:
     seed: int
 
     @staticmethod
-    def drawn(seed: int, device: str, small: bool) -> Cell:
-        """Cell number `seed` of a device."""
+    def drawn(seed: int, device: str, small: bool, operations: Sequence[str] = tuple(OPERATIONS)) -> Cell:
+        """Cell number `seed` of a device, with one of these operations."""
         rng = random.Random(seed)
-        operation = rng.choice(list(OPERATIONS))
+        operation = rng.choice(operations)
         rank = rng.choice((1, 2, 2, 2, 3, 3, 4))
         least, most = (6, 10) if small else ELEMENTS[device]
         cuts = sorted(rng.random() for _ in range(rank - 1))
@@ -138,7 +138,7 @@ class Cell:
         return f"y[{','.join(kept)}] = {text}" if kept else f"y = {text}"
 
     def tensor(self, turn: int) -> torch.Tensor:
-        """A fresh input."""
+        """A fresh input, whose mean is not 0: an error is relative to a result."""
         generator = torch.Generator(self.device).manual_seed(1000 * self.seed + turn)
         rng = random.Random(self.seed)
         shape = list(self.shape)
@@ -149,7 +149,7 @@ class Cell:
         single = rng.randrange(len(shape))
         if self.layout == "expanded":
             stored[single] = 1
-        made = torch.randn(stored, generator=generator, device=self.device).to(DTYPES[self.dtype])
+        made = torch.randn(stored, generator=generator, device=self.device).add(0.5).to(DTYPES[self.dtype])
         if self.layout == "sliced":
             made = made[..., 1::2]
         if self.layout == "expanded":
@@ -175,7 +175,11 @@ def _called(run: Torch, dims: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
 
 def run(options: Options, report: Report) -> None:
     """Failures: a cell that raises, or whose error is not rounding."""
-    cells = [Cell.drawn(options.seed + n, options.device, options.small) for n in range(options.examples)]
+    operations = chosen_names(options.only, list(OPERATIONS))
+    cells = [
+        Cell.drawn(options.seed + n, options.device, options.small, operations)
+        for n in range(options.examples)
+    ]
     until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:
         _keep_in(folder)
