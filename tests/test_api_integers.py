@@ -302,3 +302,32 @@ def test_products_of_integers_under_a_mask_stay_integers() -> None:
     x = torch.tensor([3, 2**40 + 1, 2**20 + 1, 1])
     assert kernel.certificate.ok
     assert int(kernel(x=x)[0]) == int((x[1:] * x[:-1]).sum())
+
+
+LEAST = -(2**63)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"where(x[i,j] > {LEAST}, 1, 0)",
+        f"x[i,j] + {LEAST}",
+        f"x[i,j] // {LEAST}",
+        f"max(x[i,j], {LEAST} + 1)",
+        "x[i,j] + 4294967296 * 4294967296",
+        "sq(9223372036854775807) + x[i,j]",
+        f"where(i - {LEAST} < 0, 1, x[i,j])",
+        "where(2*i + 9223372036854775807 + 9223372036854775807 > 0, x[i,j], 1)",
+    ],
+)
+def test_constants_are_integers_of_64_bits_and_wrap(value: str) -> None:
+    x = torch.tensor([[0, 5, LEAST, 2**63 - 1, -1]])
+    assert_same(everywhere(f"x: i64[i,j]\ny[i,j] = {value}", x=x))
+
+
+@pytest.mark.parametrize("number", [LEAST, 2**62, 2**63 - 1])
+def test_large_integers_multiply_reals(number: int) -> None:
+    """A kernel rounds the integer to a float; the field has the integer itself."""
+    kernel = eq.compile(f"y[i] = {number} * x[i]", native="off")
+    assert kernel.certificate.ok
+    assert kernel(x=torch.tensor([1.0, -0.5])).tolist() == [float(number), -0.5 * float(number)]

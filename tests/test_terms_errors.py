@@ -360,6 +360,26 @@ CASES = [
         ),
     ),
     (
+        "y[i] = x[i] - -9223372036854775809",
+        ParseError,
+        (
+            "this integer does not fit 64 bits (line 1)\n"
+            "    y[i] = x[i] - -9223372036854775809\n"
+            "                   ^^^^^^^^^^^^^^^^^^^\n"
+            "write 9.223372036854776e+18"
+        ),
+    ),
+    (
+        "y[i] = x[i] - -(-9223372036854775808)",
+        ParseError,
+        (
+            "this integer does not fit 64 bits (line 1)\n"
+            "    y[i] = x[i] - -(-9223372036854775808)\n"
+            "                  ^^^^^^^^^^^^^^^^^^^^^^^\n"
+            "write 9.223372036854776e+18"
+        ),
+    ),
+    (
         "y[i] = 'text'",
         ParseError,
         (

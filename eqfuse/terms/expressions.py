@@ -24,7 +24,7 @@ from eqfuse.terms.functions import (
     VARIADIC,
 )
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
-from eqfuse.terms.integers import BITS
+from eqfuse.terms.integers import BITS, fits
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -68,7 +68,7 @@ COMPARE: Mapping[type[ast.cmpop], str] = {
 }
 MAX_EXPONENT = 16
 LARGEST_REAL = sys.float_info.max
-LARGEST_INTEGER = 2**63 - 1
+SMALLEST_INTEGER = -(2**63)
 Number = float | int | bool
 
 
@@ -139,8 +139,10 @@ class Reader:
                 return self._power(node, scope)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
                 return self._binary(BINARY[type(op)], self.read(left, scope), self.read(right, scope))
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(int(value))) if value == -SMALLEST_INTEGER:
+                return Const(SMALLEST_INTEGER)
             case ast.UnaryOp(op=op, operand=operand):
-                return self._unary(op, self.read(operand, scope))
+                return self._unary(op, self.read(operand, scope), node)
             case ast.Compare():
                 return self._comparison(node, scope)
             case ast.BoolOp(op=op, values=values):
@@ -169,19 +171,22 @@ class Reader:
         value = node.value
         if not isinstance(value, int | float):
             raise self._error("this is not a number", node, "numbers, True and False are constants")
-        if isinstance(value, int) and value > LARGEST_INTEGER:
+        return self._number(value, node)
+
+    def _number(self, value: Number, node: ast.AST) -> Expr:
+        if not fits(value):
             hint = (
                 f"write {float(value)!r}" if value <= LARGEST_REAL else "it is beyond all numbers: write inf"
             )
             raise self._error("this integer does not fit 64 bits", node, hint)
         return Const(value)
 
-    def _unary(self, op: ast.unaryop, operand: Expr) -> Expr:
+    def _unary(self, op: ast.unaryop, operand: Expr, node: ast.AST) -> Expr:
         match op, operand:
             case ast.UAdd(), _:
                 return operand
             case ast.USub(), Const(value) if not isinstance(value, bool):
-                return Const(-value)
+                return self._number(-value, node)
             case ast.USub(), _:
                 return call("neg", operand)
             case ast.Invert(), _ if self._kinds(operand) == {"int"}:

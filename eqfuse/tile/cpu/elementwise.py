@@ -87,7 +87,8 @@ def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item], division
         return _compared(w, value, fn, args) if fn in COMPARISONS else _real(w, value, fn, args)
     if not value.dims:
         text, data = _template(_PYTHON, fn, args, division), _from_data(args)
-        return w.scalar(value, f"wrapped({text})" if fn in _GROWING and data else text, data=data)
+        grows = fn in _GROWING and (data or value.dtype == "i64")  # what is i32 is known to fit
+        return w.scalar(value, f"wrapped({text})" if grows else text, data=data)
     return _integer_tile(w, value, fn, args, division)
 
 

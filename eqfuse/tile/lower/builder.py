@@ -10,6 +10,7 @@ import numpy as np
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.blocks import Block
+from eqfuse.terms import integers
 from eqfuse.terms.floats import rounded
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile import nodes as ir
@@ -17,6 +18,9 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, identity, operand_dtypes, result_dtype
 from eqfuse.tile.names import Fresh
 from eqfuse.tile.walk import defined, nested, operands, used
+
+LARGEST_WHOLE = 2**53
+"""Up to it float64 holds every integer, and a float's shortest decimal is the integer itself."""
 
 
 @dataclass
@@ -153,6 +157,9 @@ class Builder:
         return found
 
     def constant(self, number: float | bool, dtype: str) -> ir.Value:
+        """A number in a dtype. An integer that a float need not hold is rounded by a cast: the field sees the integer."""
+        if dtype not in INTEGERS and isinstance(number, int) and abs(number) > LARGEST_WHOLE:
+            return self.emit(ir.Cast(self.constant(number, "i64")), (), dtype, f"c_{dtype}")
         if dtype not in INTEGERS:
             number = float(number)
         return self.emit(ir.Constant(number), (), dtype, "c")
@@ -219,9 +226,16 @@ class Builder:
             self.truth(arg) if dtype == "bool" else self.cast(arg, dtype)
             for arg, dtype in zip(args, wanted, strict=True)
         ]
+        dtype = result_dtype(fn, dtypes, self.accumulate)
+        if dtype == "i64" and fn in integers.INTEGER_FUNCTIONS and all(arg.dtype in INTEGERS for arg in cast):
+            numbers = [self._number(arg) for arg in cast]
+            if (
+                None not in numbers
+            ):  # printed, it would be an expression of Python, whose integers do not wrap
+                return self.constant(int(integers.call(fn, tuple(map(np.array, numbers)))), dtype)
         dims = self.ordered(axis for arg in cast for axis in arg.dims)
         operands = tuple(self.align(arg, dims) if arg.dims else arg for arg in cast)
-        return self.emit(ir.Elementwise(fn, operands), dims, result_dtype(fn, dtypes, self.accumulate), hint)
+        return self.emit(ir.Elementwise(fn, operands), dims, dtype, hint)
 
     def integer(self, fn: str, left: ir.Value, right: ir.Value, hint: str = "n") -> ir.Value:
         """Integer arithmetic of loop ranges, folded where it is trivial."""
