@@ -27,6 +27,7 @@ from eqfuse.proof.outline import Outline
 from eqfuse.proof.printer import plain
 from eqfuse.proof.record import Recorder
 from eqfuse.proof.trace import survives, trace, without
+from eqfuse.rules.egraph import saturate
 
 QUICK = (
     "softmax",
@@ -349,3 +350,26 @@ def test_the_benchmark_takes_every_rule_away(tmp_path: Path) -> None:
     (row,) = json.loads(path.read_text())["rows"]
     assert row["checked"] and row["steps"] == kernel("gated_mlp").derivation.steps
     assert row["refused"] == row["rules"] == row["another_way"] + row["no_way"] > 0
+
+
+def long_mask(output: str, terms: int) -> str:
+    mask = " | ".join(f"(j == {k})" if k % 2 else f"(j + i == {k})" for k in range(terms))
+    return f"{output}[i] = sum[j](where({mask}, {output}x[i,j], 0))"
+
+
+def test_programs_near_the_budget_are_explained() -> None:
+    """What is recorded beside the terms counts in no budget."""
+    found = eq.compile(long_mask("a", 80), target="cpu", verify=False)
+    assert found.derived.unfinished == "" and found.derivation.proof.gaps == ()
+    assert found.derivation.check(found.program.source) and found.explain()
+
+
+def test_outputs_with_e_graphs_of_their_own_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each output's steps are read off the e-graph that it came from; one that has none stays as it is."""
+    source = f"{long_mask('a', 30)}\n{long_mask('b', 2)}\n{long_mask('c', 3)}"
+    monkeypatch.setattr(saturate, "MAX_TERMS", 70)
+    found = eq.compile(source, target="cpu", verify=False)
+    assert "more than 70" in found.derived.unfinished
+    derivation = found.derivation
+    assert derivation.proof.gaps == () and derivation.check(source)
+    assert set(derivation.classes) >= {"whole axes of b", "whole axes of c"}

@@ -293,9 +293,8 @@ class Recording(Saturation):
 
     tape: Tape = field(default_factory=Tape)
 
-    def run(self, program: Sequence[str]) -> None:
-        commands = [c for node in read("\n".join(program)) for c in self.tape.command(node)]
-        super().run([write(command) for command in commands])
+    def commands(self, program: Sequence[str]) -> Sequence[str]:
+        return [write(c) for node in read("\n".join(program)) for c in self.tape.command(node)]
 
 
 def _extracted(best: Extraction, key: int) -> Term:

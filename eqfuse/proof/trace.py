@@ -164,19 +164,21 @@ class Tracer:
             proofs = [self._reassociated(proof, o) for proof, o in zip(proofs, program.outputs, strict=True)]
         if form != "written":
             prepare(program, self.recorder.engine, apart=form == "apart")
-        if not self.recorder.tapes:
-            return tuple(proofs)
-        tape = self.recorder.tapes[-1]
-        closure = Closure(tape)
-        self.classes["whole axes"] = closure.classes()
-        for index, proof in enumerate(proofs):
-            steps = self._chain(
-                closure,
-                tape.names[global_name(f"out{index}")],
-                tape.choices[f"out{index}"],
-                f"output {proof.name}",
-            )
-            proofs[index] = replace(proof, steps=(*proof.steps, *steps))
+        purposes = [f"out{index}" for index in range(len(proofs))]
+        for (
+            tape
+        ) in self.recorder.tapes:  # one, or one for each output; one that was too large has chosen nothing
+            chosen = [index for index, purpose in enumerate(purposes) if purpose in tape.choices]
+            if not chosen:
+                continue
+            closure = Closure(tape)
+            alone = "" if len(chosen) == len(proofs) else " of " + ", ".join(proofs[i].name for i in chosen)
+            self.classes[f"whole axes{alone}"] = closure.classes()
+            for index in chosen:
+                proof, purpose = proofs[index], purposes[index]
+                goal, what = tape.choices[purpose], f"output {proof.name}"
+                steps = self._chain(closure, tape.names[global_name(purpose)], goal, what)
+                proofs[index] = replace(proof, steps=(*proof.steps, *steps))
         return tuple(proofs)
 
     def _reassociated(self, proof: OutputProof, output: Output) -> OutputProof:

@@ -36,15 +36,21 @@ def prepare(
     except TooManyTerms as many:
         if len(program.outputs) == 1:
             return program.outputs, Report(stopped=str(many))
-        outputs, report = [], Report()
-        for output in program.outputs:
-            (alone,), took = prepare(replace(program, outputs=(output,)), engine, apart=apart)
-            outputs.append(alone)
-            report.add(took)
-        return tuple(outputs), report
+    outputs, report = [], Report()
+    for place, output in enumerate(program.outputs):
+        try:
+            (alone,), took = _prepared(replace(program, outputs=(output,)), engine, apart, place)
+        except TooManyTerms as many:
+            alone, took = output, Report(stopped=str(many))
+        outputs.append(alone)
+        report.add(took)
+    return tuple(outputs), report
 
 
-def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Output, ...], Report]:
+def _prepared(
+    program: Program, engine: Engine, apart: bool, first: int = 0
+) -> tuple[tuple[Output, ...], Report]:
+    """The outputs from one e-graph, in which they are numbered from `first`."""
     exprs = [output.expr for output in program.outputs]
     axes = list(dict.fromkeys(n.axis for n in walk(*exprs) if isinstance(n, Reduce)))
     if not axes:
@@ -52,7 +58,8 @@ def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Outp
     encoder = Encoder(program.strict_casts)
     with engine.session(current().applied(DISTRIBUTED if apart else PREPARE)) as saturation:
         roots = [encoder.encode(expr) for expr in exprs]
-        names = [global_name(f"out{i}") for i in range(len(roots))]
+        purposes = [f"out{first + i}" for i in range(len(roots))]
+        names = [global_name(purpose) for purpose in purposes]
         lets = [f"(let {name} {root})" for name, root in zip(names, roots, strict=True)]
         promises = [pair for pair in program.at_most if not ascends(*pair)]
         bounds = [f"(le {encoder.encode(a)} {encoder.encode(b)})" for a, b in promises]
@@ -74,8 +81,8 @@ def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Outp
         if any(best.cost(graph.roots[name]) is None for name in names):
             # The budget ended before the terms of every sum had left it.
             raise TooManyTerms(saturation.report.stopped or "a sum of several terms stays whole")
-        for i, name in enumerate(names):
-            engine.chose(f"out{i}", best, graph.roots[name])
+        for purpose, name in zip(purposes, names, strict=True):
+            engine.chose(purpose, best, graph.roots[name])
         outputs = tuple(
             replace(output, expr=best.term(graph.roots[name]))
             for output, name in zip(program.outputs, names, strict=True)

@@ -102,7 +102,11 @@ class Saturation:
         self._terms += len(program)
         if self._terms > MAX_TERMS:
             raise TooManyTerms(f"{self._terms} terms and facts to begin with, more than {MAX_TERMS}")
-        self.graphs.ask("run", tuple(program))
+        self.graphs.ask("run", tuple(self.commands(program)))
+
+    def commands(self, program: Sequence[str]) -> Sequence[str]:
+        """The egglog commands that state these terms and facts."""
+        return program
 
     def saturate(self) -> None:
         """All rule sets, round after round, until none adds anything or the budget is spent: every equality and fact
