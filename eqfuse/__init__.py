@@ -25,7 +25,7 @@ try:
     from eqfuse.operator.registered import register_operator
     from eqfuse.rules.scope import Rule
     from eqfuse.terms.parser import parse
-    from eqfuse.threads import uncollected
+    from eqfuse.threads import deep, uncollected
     from eqfuse.tile.modes import mode_named
     from eqfuse.verify.certificate import REQUESTED, Certificate, allowed_texts
 finally:
@@ -133,7 +133,7 @@ def compile(
     mode_named(native)
     allowed = allowed_texts(allow)
     device = device_named("cpu" if target == "auto" else target)
-    with uncollected():
+    with deep(), uncollected():
         derived = compiler.derive(
             source, scalars, strict_casts, assume_finite=assume_finite, reassociate=reassociate
         )
@@ -168,6 +168,7 @@ def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Cal
     program = parse(source, scalars=scalars)
     names = {tensor.name for tensor in program.tensors}
 
+    @deep()
     def run(*, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
         tensors = {n: v for n, v in values.items() if n in names}
         scalars = {n: v for n, v in values.items() if n not in names}

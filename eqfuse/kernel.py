@@ -38,7 +38,7 @@ from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_grad
 from eqfuse.terms.collapse_axes import Layouts
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import program_dtypes
-from eqfuse.threads import Lock, undisturbed
+from eqfuse.threads import Lock, deep, undisturbed
 from eqfuse.tile.modes import mode_named
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.verify.certificate import ALL_UNTAKEN, REQUESTED, Certificate
@@ -67,7 +67,8 @@ def _of_last_call(
 
     @wraps(read)
     def shown(self: Kernel, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Shown:
-        return read(self._shown, *args, **kwargs)
+        with deep():
+            return read(self._shown, *args, **kwargs)
 
     return shown
 
@@ -290,6 +291,7 @@ class Kernel:
         with undisturbed(), ordinary_tensors() if beside else nullcontext():
             return self._run(key, arguments.given(values, sizes, unnamed), addresses, values)
 
+    @deep()
     def _run(self, key: CallKey | None, given: Given, addresses: list[int], values: Mapping[str, Any]) -> Any:
         """The outputs of a call that no cached one is like."""
         routed = self._routes.routed(given)

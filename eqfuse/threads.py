@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import ContextDecorator
+from types import FrameType
 from typing import Any, Generic, TypeVar, overload
 from weakref import WeakSet
 
@@ -141,9 +144,42 @@ class uncollected:
                 gc.enable()
 
 
+FRAMES = 1500
+"""Frames that work on a program of `terms.syntax.MAX_DEPTH` levels may take: 7 for each level, and the stages around."""
+
+
+class deep(ContextDecorator):
+    """Inside, or in a function that it decorates, `FRAMES` calls may stand in each other however deep the caller is: terms are
+    walked by recursion, and callers such as notebooks, servers and compilers have used up part of Python's limit. Several
+    threads may be inside."""
+
+    _lock = threading.Lock()
+    _inside = 0
+    _was = _is = 0
+
+    def __enter__(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        wanted = FRAMES
+        while frame is not None:
+            frame, wanted = frame.f_back, wanted + 1
+        with deep._lock:
+            if not deep._inside:
+                deep._was = deep._is = sys.getrecursionlimit()
+            deep._inside += 1
+            if wanted > sys.getrecursionlimit():
+                sys.setrecursionlimit(wanted)
+                deep._is = wanted
+
+    def __exit__(self, *raised: object) -> None:
+        with deep._lock:
+            deep._inside -= 1
+            if not deep._inside and sys.getrecursionlimit() == deep._is:  # nobody else has set it
+                sys.setrecursionlimit(deep._was)
+
+
 def _forked() -> None:
     _Process.is_forked = True
-    uncollected._lock = threading.Lock()
+    uncollected._lock, deep._lock = threading.Lock(), threading.Lock()
     for lock in list(_locks):
         lock.reopen()
 

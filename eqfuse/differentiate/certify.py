@@ -47,12 +47,14 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import axes_of, parse
+from eqfuse.threads import deep
 from eqfuse.verify.bound import Side
 from eqfuse.verify.certificate import REQUESTED, SAME_EVERYWHERE, Certificate
+from eqfuse.verify.facts import facts
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import constant_conditions, roots, small_integers
+from eqfuse.verify.sizes import constant_conditions, small_integers
 from eqfuse.verify.source import Source, Stage
 from eqfuse.verify.verification import Verification
 
@@ -68,6 +70,7 @@ ASSUMED = (
 """What a certificate of a gradient takes for the derivative."""
 
 
+@deep()
 def certify_gradient(
     source: str,
     gradient: str,
@@ -101,7 +104,7 @@ def certify_gradient(
             return replace(whole, bound=1.0, theorem=why)
         rows = check.compared(*sides)
     seen = set(rows.at_sizes()) - set(whole.at_sizes())
-    seen &= {f"{node}{SAME_EVERYWHERE}" for side in every[1:] for node in walk(*roots(side))}
+    seen &= {f"{each.node}{SAME_EVERYWHERE}" for side in every[1:] for each in facts(side).conditions}
     return replace(
         rows,
         stages=(*whole.stages, *rows.stages),

@@ -16,6 +16,7 @@ from eqfuse.terms.expressions import Number
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, walk
 from eqfuse.terms.parser import parse
 from eqfuse.terms.types import KINDS, kinds, program_dtypes
+from eqfuse.threads import deep
 
 
 def cotangent(name: str) -> str:
@@ -48,6 +49,7 @@ def outputs_by(
     )
 
 
+@deep()
 def grad(
     source: str, wrt: Sequence[str] | None = None, *, scalars: Mapping[str, Number] | None = None
 ) -> str:
@@ -68,6 +70,7 @@ def grad(
     return text_of(found.steps, found.results, found.notes)
 
 
+@deep()
 def saving_gradient(
     source: str,
     wrt: Sequence[str],

@@ -54,6 +54,7 @@ from eqfuse.terms.syntax import (
     statements,
 )
 from eqfuse.terms.types import check_integers
+from eqfuse.threads import deep
 
 MAX_AXES = 10
 """Axes of a value: verification holds all of its positions, for two of each axis or more."""
@@ -61,6 +62,7 @@ SIZES = "sizes"
 """The keyword of a call that no input can have."""
 
 
+@deep()
 def parse(
     source: str,
     *,

@@ -24,6 +24,7 @@ from eqfuse.errors import BindError, EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
 from eqfuse.terms.arguments import is_tracked
+from eqfuse.threads import deep
 from eqfuse.torch.guards import Guard, equate_alike, guards_of
 from eqfuse.torch.operators.views import detached
 from eqfuse.torch.positions import Size, is_real_size
@@ -160,6 +161,7 @@ class _Module(torch.nn.Module):
         return self.function(*args, **kwargs)
 
 
+@deep()
 def from_torch(
     fn: Callable[..., Any], *examples: Any, kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> TorchProgram:

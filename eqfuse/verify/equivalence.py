@@ -13,8 +13,9 @@ import numpy as np
 
 from eqfuse.errors import EqfuseError
 from eqfuse.progress import progress
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Axis, Expr, Load, Program, Reduce, replaced, walk
 from eqfuse.terms.parser import parse
+from eqfuse.threads import deep
 from eqfuse.verify.adversary import (
     FAR_TRIALS,
     MOST_ELEMENTS,
@@ -44,6 +45,7 @@ from eqfuse.verify.shrink_constants import shrink_constants
 from eqfuse.verify.sizes import (
     APART,
     SEARCHED,
+    roots,
     small_integers,
 )
 from eqfuse.verify.source import Source, Stage
@@ -65,6 +67,7 @@ MOST_GOALS, GOAL_TRIALS = 48, 8
 """Sides of branches that numbers are looked for, and trials with these."""
 
 
+@deep()
 def equivalent(
     left: str | Program,
     right: str | Program,
@@ -148,6 +151,7 @@ def _compared(
         verification.suppose(stages, source)
         verification.need_thresholds(source)
     verification.note_constant(unseen.everywhere())
+    verification.note_unreached(_gathers_of_one(pair.first, pair.second))
     return verification.certificate()
 
 
@@ -269,6 +273,28 @@ def _meet(
     except EqfuseError:  # a read that is outside its tensor at these sizes
         pass
     return is_met
+
+
+def _gathers_of_one(first: Program, second: Program) -> list[str]:
+    """Gathers that one program has alone. A call refuses positions outside of what is read, and trials draw none: where the
+    other program has a value for them, as a sum over a one-hot mask has, the two differ."""
+    gathers = [_gathers(program) for program in (first, second)]
+    return [
+        f"a position outside of {load.tensor!r} in {load}, which calls refuse, was never drawn"
+        for own, other in (gathers, reversed(gathers))
+        for key, load in own.items()
+        if key not in other
+    ]
+
+
+def _gathers(program: Program) -> dict[Expr, Load]:
+    """Reads at positions in data, by the same read with its axes numbered as they occur."""
+    found: dict[Expr, Load] = {}
+    for load in walk(*roots(program)):
+        if isinstance(load, Load) and any(isinstance(part, Load | Reduce) for part in walk(*load.index)):
+            axes = dict.fromkeys(part for part in walk(load) if isinstance(part, Axis))
+            found.setdefault(replaced(load, {axis: Axis(f"axis {n}") for n, axis in enumerate(axes)}), load)
+    return found
 
 
 def _interface_difference(first: Program, second: Program) -> str:
