@@ -232,6 +232,10 @@ EQUAL = {
         "max[j](max(f16(z[j]) // 2, max[k](f16(tanh(x[i,k])))))",
         "max[j](max(f16(z[j]) // 2, max[k](f16(tanh(x[i,k])) + 0.5) - 0.5))",
     ),
+    "limits of casts moved past a number": (
+        "where(x[i] % 2 == 0, z[i], min(max[j](bf16(w[j] + 3)), max[j](w[j])))",
+        "where(x[i] % 2 == 0, z[i], min(max[j](bf16(w[j])) + 3, max[j](w[j])))",
+    ),
     "remainders of a mean of casts": (
         "min(max[j](mean[j](f16(x[i,j])) / -1), z[i]) % 3",
         "min(max[j](sum[j](f16(x[i,j])) * (1 / N(j)) / -1), z[i]) % 3",

@@ -669,3 +669,18 @@ def test_a_side_taken_where_nothing_could_be_compared_is_not_taken() -> None:
 def test_quotients_of_numbers_beyond_integers_of_floats_are_solved_for() -> None:
     value = "x[j] - expm1(x[N(j) - 1 - j]) // 2"
     assert not eq.equivalent(f"b[j] = {value}", f"b[j] = min({value}, 500)").ok
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "told"),
+    [
+        ("y[i] = sum[j](where(j == w[i], x[j], 0))", "y[i] = x[w[i]]", True),
+        ("y[i] = x[w[i]] + x[w[i]]", "y[k] = 2 * x[w[k]]", False),
+    ],
+)
+def test_gathers_of_one_program_are_told(left: str, right: str, told: bool) -> None:
+    """Trials draw no position that a call refuses, and the other program may have a value there."""
+    for pair in ((left, right), (right, left)):
+        certificate = equivalent(*pair)
+        assert certificate.ok, certificate
+        assert any("a position outside of 'x'" in text for text in certificate.not_covered) == told

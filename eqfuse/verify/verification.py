@@ -516,6 +516,10 @@ class Verification:
         """Conditions on positions that have one value at the sizes used: the other side was not seen."""
         self._constant |= set(conditions)
 
+    def note_unreached(self, texts: Iterable[str]) -> None:
+        """What trials cannot draw: it is listed, and refuses nothing."""
+        self._unreached |= set(texts)
+
     def _field(self, number: int) -> tuple[FieldDomain, np.random.Generator]:
         rng = np.random.default_rng([self._seed, number])
         domain = self._kind.domain(int(rng.integers(2**62)))

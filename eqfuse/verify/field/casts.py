@@ -78,7 +78,8 @@ class CastAware(FieldDomain):
 
     def _chosen(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
         """One of two numbers, as the rounded ones are to each other, or where those are equal as the numbers are; so it is where
-        neither is one (rounded to 0, a divisor leaves none)."""
+        neither is one (rounded to 0, a divisor leaves none). Casts turned an order that stays open: past another
+        operation, where the algebra may have moved them, they need not."""
         x = args[0]
         y = args[1] if len(args) > 1 else super().call("neg", [x]) if fn == "abs" else self.full((), 0.0)
         mine, other = rounded_of(x), rounded_of(y)
@@ -90,6 +91,9 @@ class CastAware(FieldDomain):
             none, none_too = np.isnan(mine.shadow), np.isnan(other.shadow)
             equal = self._equal(mine, other) | none & none_too
             tied = equal & (turn * x.shadow >= turn * y.shadow) & ~after
+            turned = ((x.shadow < y.shadow) & (mine.shadow > other.shadow)) | (
+                (x.shadow > y.shadow) & (mine.shadow < other.shadow)
+            )
             first = (turn * mine.shadow > turn * other.shadow) & ~equal | tied | none & ~none_too
         if self.supposed:
             below = turn < 0
@@ -97,6 +101,8 @@ class CastAware(FieldDomain):
         self.interpreted.add(fn)
         found = super().where(first, x, y)
         companion = super().where(first, mine, other)
+        self._mark_open(found, turned, x.error, y.error)
+        self._mark_open(companion, turned, mine.error, other.error)
         if self.careful:
             self._mark_lost(found, equal & np.isfinite(mine.shadow), x, y)
             unclear = self._unclear(mine, other)
