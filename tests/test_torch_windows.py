@@ -62,6 +62,14 @@ CASES = {
         lambda x, w: F.max_pool2d(F.relu(F.conv2d(x, w)), 2), ((1, 2, 7, 8), (3, 2, 3, 3))
     ),
 }  # fmt: skip
+CASES |= {
+    "transposed 3d": Case(
+        lambda x, w: F.conv_transpose3d(x, w, stride=2, padding=1), ((1, 2, 3, 3, 2), (2, 2, 3, 3, 3))
+    ),
+    "pooled 3d convolution": Case(
+        lambda x, w: F.avg_pool3d(F.conv3d(x, w), 2), ((1, 2, 5, 6, 5), (2, 2, 2, 2, 2))
+    ),
+}
 BACKWARD = (
     "conv2d, bias",
     "conv2d, same",
@@ -69,6 +77,7 @@ BACKWARD = (
     "max_pool2d",
     "avg_pool2d, without padding",
     "unfold",
+    "pooled convolution",
 )
 
 
@@ -100,6 +109,15 @@ def test_gradients_of_windows_are_those_of_torch(name: str) -> None:
     found = torch.autograd.grad(eq.from_torch(case.fn, *given, native="off")(*given), given, to)
     for one, other in zip(found, torch.autograd.grad(case.fn(*given), given, to), strict=True):
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_no_condition_is_asked_that_always_holds() -> None:
+    """One that no trial finds false is not verified, so that the program would run as written."""
+    module = torch.nn.ConvTranspose1d(2, 3, 4, stride=2, padding=3)
+    text = eq.from_torch(module, torch.randn(2, 2, 5)).source
+    assert "where((n + 3 - k) % 2 == 0, input" in text
+    text = eq.from_torch(lambda x: F.max_pool1d(x, 3, 2, 1), torch.randn(2, 3, 8)).source
+    assert ">= 1" in text and "<" not in text
 
 
 @pytest.mark.slow

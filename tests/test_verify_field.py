@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,6 +282,27 @@ def test_maxima_of_what_saturates_are_compared() -> None:
         s[b] = sum[j](exp(c * tanh(sum[d](Q[b,d] * K[b,j,d])) - m[b]))
         return m, s"""
     assert eq.compile(source).certificate.ok
+
+
+def test_what_is_read_of_many_places_is_what_is_read_of_few(
+    domain: FieldDomain, rng: np.random.Generator
+) -> None:
+    x = drawn(domain, rng)
+    x.marks = rng.integers(0, 2, SHAPE).astype(np.uint8)
+    rows, columns = rng.integers(0, 3, (90, 1)), rng.integers(0, 7, (1, 80))
+    found = domain.take(x, (slice(None), rows, columns))
+    for at in ((0, 0), (37, 61), (89, 79)):
+        one = domain.take(x, (slice(None), rows[at[0], 0], columns[0, at[1]]))
+        for many, few in zip(parts_of(found), parts_of(one), strict=True):
+            assert (many[:, at[0], at[1]] == few).all()
+    ends = np.full((90, 1), -1)  # counted from the end
+    assert (domain.take(x, (slice(None), ends, columns)).shadow == x.shadow[:, ends, columns]).all()
+    with pytest.raises(IndexError):
+        domain.take(x, (slice(None), rows + 1, columns))
+
+
+def parts_of(x: FieldArray) -> list[np.ndarray[Any, Any]]:
+    return [part for part in (x.p, x.q, x.shadow, x.marks) if part is not None]
 
 
 def test_marks_travel_with_elements(domain: FieldDomain) -> None:

@@ -56,7 +56,7 @@ from eqfuse.terms.syntax import (
 from eqfuse.terms.types import check_integers
 from eqfuse.threads import deep
 
-MAX_AXES = 10
+MAX_AXES = 16
 """Axes of a value: verification holds all of its positions, for two of each axis or more."""
 SIZES = "sizes"
 """The keyword of a call that no input can have."""

@@ -56,6 +56,16 @@ def exact_ratio(large: Size, small: Size) -> Size | None:
     return int(ratio) if ratio.is_Integer else ratio
 
 
+def is_below(small: Size, large: Size) -> bool:
+    """Whether one size is less than another for all values of symbols, as far as their difference is a number."""
+    if isinstance(small, int) and isinstance(large, int):
+        return small < large
+    import sympy
+
+    apart = sympy.expand(sympy.sympify(large) - sympy.sympify(small))
+    return bool(apart.is_Integer and apart > 0)
+
+
 def plus(left: Expr, right: Expr) -> Expr:
     """A sum of integers."""
     match left, right:

@@ -26,6 +26,7 @@ from eqfuse.verify.certificate import (
 from eqfuse.verify.comparison import Special
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.sizes import (
+    LARGEST_WORK,
     constant_conditions,
     input_specs,
     small_extents,
@@ -66,7 +67,7 @@ def check_stages(
     """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
 
     Rounds of `trials` are added until the probability of accepting a wrong stage is at most `bound`, where a
-    theorem gives one (see `Certificate.bound`).
+    theorem gives one (see `Certificate.bound`). The first one has half as many where one trial computes very much.
     `dtypes` tells which tensors are integers or truth values; `scalars` fixes some of the scalars.
     Unless `special` is "ignored", some trials have -inf in one input, and infinities and NaN are compared too
     (see `compare`). With `elsewhere`, its stages are also compared where a difference may show: at other sizes and
@@ -85,7 +86,7 @@ def check_stages(
         specs = input_specs(program, extents, given, dtypes)
         source = Source((Side(program, extents),), specs, given, extents, special)
         first = first or (members, source)
-        verification.run(members, source)
+        verification.run(members, source, half=volume(program, extents) > LARGEST_WORK)
         if elsewhere is None:
             integers = {**small_integers(program), **given}
             verification.note_constant(

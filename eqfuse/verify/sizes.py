@@ -85,7 +85,8 @@ class Choice:
     `compared` are for axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles.
     Which axes have to differ is `apart`: all, those that a tensor has together, or none. Where `near`, axes are longer than
     small numbers that their positions are compared with or divided by; where this is "one", one of those that meet a number
-    together is.
+    together is. The free axis along which least is computed has `least` positions: if these are few, where it is one of three and
+    more, and less is computed along it than along others.
     """
 
     reduced: tuple[int, ...]
@@ -93,6 +94,7 @@ class Choice:
     compared: tuple[int, ...]
     apart: Literal["all", "together", "none"] = "all"
     near: bool | Literal["one"] = True
+    least: int = SHORT
 
 
 USUAL = Choice((7, 11, 15, 19, 23, 27), (3, 5, 6, 9, 10, 13, 14, 18, 22), (9, 11, 13, 14, 15, 17, 19))
@@ -106,7 +108,9 @@ LEAST = Choice((3,), (3,), (3,), "none")
 """For programs of so many that this is too much."""
 ONE_NEAR = Choice((3,), (3,), (3,), "none", near="one")
 """And whose positions, added up, meet numbers that several long axes reach together, as those of a convolution do."""
-CHOICES = (USUAL, COMPACT, SMALL, LEAST, ONE_NEAR)
+ONE_LONG = Choice((3,), (SHORT,), (SHORT,), "none", near="one", least=3)
+"""And that have many free axes: one of them has several blocks."""
+CHOICES = (USUAL, COMPACT, SMALL, LEAST, ONE_NEAR, ONE_LONG)
 """In the order in which they are tried."""
 
 
@@ -432,9 +436,12 @@ def joint_extents(
         return frozenset(chosen[other] for other in apart)
 
     free = [key for key in members if key not in reduced and key not in computed]
+    if choice.least > SHORT:
+        free = [key for key in free if varying[key]]
     least = min(free, key=lambda key: varying[key], default=None)
-    if len(free) > 2 and varying[least] < max(varying[key] for key in free) and least not in compared:
-        chosen.setdefault(least, _unused((SHORT, *choice.free), atleast.get(least, 0), used(least)))
+    is_less = len(free) > 2 and varying[least] < max(varying[key] for key in free)
+    if least is not None and least not in compared and (is_less or choice.least > SHORT):
+        chosen.setdefault(least, _unused((choice.least, *choice.free), atleast.get(least, 0), used(least)))
 
     def turn(key: object) -> tuple[bool, bool, int]:
         """Those along which most is computed get the smallest extents."""

@@ -23,6 +23,7 @@ from eqfuse.torch.positions import (
     compared,
     divided,
     exact_ratio,
+    is_below,
     minus,
     plus,
     remaining,
@@ -48,13 +49,17 @@ class Window:
         """Whether some windows have positions that the dimension has not."""
         return self.padding != 0 or self.ceil
 
+    def last(self) -> Size:
+        """The last position of the last window."""
+        return self.stride * (self.count - 1) + self.dilation * (self.width - 1) - self.padding
+
     def place(self, writer: Writer, y: Expr, k: Expr) -> tuple[Expr, Expr]:
         """The position in the dimension, and whether it is inside."""
         stride, dilation, padding = map(writer.size_text, (self.stride, self.dilation, self.padding))
         padded = plus(times(y, stride), times(k, dilation))
         at = minus(padded, padding)
         inside: Expr = Const(True) if self.padding == 0 else compared("ge", padded, padding)
-        if self.reaches_outside():
+        if self.reaches_outside() and not is_below(self.last(), self.size):
             inside = both(inside, compared("lt", at, writer.size_text(self.size)))
         return at, inside
 
@@ -81,10 +86,11 @@ class Transposed(Window):
         stride, dilation, padding = map(writer.size_text, (self.stride, self.dilation, self.padding))
         start, offset = plus(y, padding), times(k, dilation)
         scaled = minus(start, offset)
-        inside = both(
-            compared("ge", start, offset),
-            compared("lt", divided(scaled, stride), writer.size_text(self.size)),
-        )
+        inside: Expr = Const(True)
+        if not is_below(self.dilation * (self.width - 1), self.padding + 1):
+            inside = compared("ge", start, offset)
+        if not is_below(self.count - 1 + self.padding, self.stride * self.size):
+            inside = both(inside, compared("lt", scaled, writer.size_text(self.stride * self.size)))
         if self.stride != 1:
             inside = both(inside, compared("eq", remaining(scaled, stride), Const(0)))
         return divided(scaled, stride), inside

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -88,6 +89,28 @@ def put_at(target: Any, index: tuple[Any, ...], value: Any) -> Any:
         target = target.copy()
     target[index] = value
     return target
+
+
+MANY = 4096
+"""Elements of a selection from which on one place for each is counted first: every component is read there."""
+
+
+def places_in(shape: tuple[int, ...], index: tuple[Any, ...]) -> npt.NDArray[np.int64] | None:
+    """The places of what is selected of each trial, counted over all its dimensions; None where it is little, or anything but
+    positions of every dimension that are inside."""
+    trials, *positions = index
+    if not isinstance(trials, slice) or trials != slice(None) or len(positions) != len(shape) - 1:
+        return None
+    if not all(isinstance(each, np.ndarray) and each.dtype.kind in "iu" for each in positions):
+        return None
+    if math.prod(np.broadcast_shapes(*(each.shape for each in positions))) < MANY:
+        return None
+    places = np.zeros((), dtype=np.int64)
+    for each, extent in zip(positions, shape[1:], strict=True):
+        if each.min() < 0 or each.max() >= extent:
+            return None
+        places = places * extent + each
+    return places
 
 
 def exact_zeros(residue: Residues | None, shadow: Reals, scale: Callable[[], Reals]) -> Reals:

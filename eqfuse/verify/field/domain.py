@@ -24,6 +24,7 @@ Infinities and NaN live in the shadow alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -47,6 +48,7 @@ from eqfuse.verify.field.array import (
     extreme,
     line_of,
     open_sign,
+    places_in,
     put_at,
     terms_of,
 )
@@ -237,7 +239,11 @@ class FieldDomain(Homomorphisms):
         return value.each(lambda part: np.broadcast_to(part, shape))
 
     def take(self, value: FieldArray, index: tuple[Any, ...]) -> FieldArray:
-        return value.each(lambda part: np.asarray(part[index]))
+        places = places_in(value.shape, index)
+        if places is None:
+            return value.each(lambda part: np.asarray(part[index]))
+        lines = value.shape[0], math.prod(value.shape[1:])
+        return value.each(lambda part: part.reshape(lines).take(places, axis=1))
 
     def put(self, target: FieldArray, index: tuple[Any, ...], value: FieldArray) -> None:
         terms = terms_of(target), terms_of(value)
