@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import re
 from collections.abc import Callable
@@ -282,14 +283,15 @@ def test_gradients_of_a_softmax_of_part_of_a_product() -> None:
 
 
 def test_what_cannot_be_expressed_is_named_with_its_line() -> None:
-    def sorted_rows(x: torch.Tensor) -> torch.Tensor:
+    def second_of_rows(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        return torch.sort(y, -1).values
+        return torch.kthvalue(y, 2, -1).values
 
     with pytest.raises(eq.EqfuseError) as caught:
-        eq.from_torch(sorted_rows, torch.randn(3, 4))
-    assert "aten.sort is not expressible" in str(caught.value)
-    assert "torch.sort(y, -1).values" in str(caught.value) and "test_from_torch.py, line" in str(caught.value)
+        eq.from_torch(second_of_rows, torch.randn(3, 4))
+    assert "aten.kthvalue is not expressible" in str(caught.value)
+    assert "torch.kthvalue(y, 2, -1).values" in str(caught.value)
+    assert "test_from_torch.py, line" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -738,3 +740,40 @@ def test_sizes_that_chunks_of_several_tensors_have_alike_are_one() -> None:
     student, teacher, labels = examples(3, 4)
     with pytest.raises(BindError, match="dimension 0 of 'labels' is 2"):
         made(student, teacher, labels.reshape(2, 6))
+
+
+RUNNING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "cummax": lambda x: torch.cummax(x, 1),
+    "cummin, first dimension": lambda x: torch.cummin(x, 0),
+    "sort": lambda x: torch.sort(x, dim=-1, stable=True),
+    "sort, descending": lambda x: torch.sort(x, dim=0, descending=True, stable=True),
+    "argsort": lambda x: torch.argsort(x, dim=1, stable=True),
+    "median": lambda x: torch.sort(x, 1).values[:, x.shape[1] // 2],
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.slow(but=["cummax", "argsort"])
+def test_running_extremes_and_sorted_rows_are_those_of_torch(name: str) -> None:
+    """Of equal numbers, NaN, infinities, integers, one position, and another length than the example's."""
+    torch.manual_seed(0)
+    numbers = torch.randn(4, 7)
+    numbers[1, 3], numbers[2, :2] = math.nan, -math.inf
+    alike = torch.randint(0, 3, (4, 9)).float()
+    run = RUNNING[name]
+    for first, others in (
+        (numbers, (alike, torch.full((2, 5), math.inf), numbers[:, ::2])),
+        (torch.randint(-2, 3, (4, 6)), ()),
+        (torch.randn(1, 1), ()),
+    ):
+        program = eq.from_torch(run, first, native="off")
+        for x in (first, *others):
+            found, expected = map(pytree.tree_leaves, (program(x), run(x)))
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_truth_values_are_padded() -> None:
+    x = torch.randn(3, 4)
+    program = eq.from_torch(lambda x: torch.nn.functional.pad(x > 0, (1, 2), value=True), x, native="off")
+    assert torch.equal(program(x), torch.nn.functional.pad(x > 0, (1, 2), value=True))

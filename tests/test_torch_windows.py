@@ -44,7 +44,14 @@ CASES = {
         lambda x, w: F.conv_transpose2d(x, w.view(4, 2, 3, 3), stride=(2, 3), padding=1, dilation=2, groups=2),
         ((1, 4, 4, 5), (72,)),
     ),
-    "max_pool1d": Case(lambda x: F.max_pool1d(x, 3, stride=2, padding=1), ((2, 3, 10),)),
+    "max_pool1d": Case(
+        lambda x: F.max_pool1d(x, 3, stride=2, padding=1), ((2, 3, 10),), ((1, 3, 13), (2, 3, 6))
+    ),
+    "max_pool1d, positions": Case(lambda x: F.max_pool1d(x, 2, return_indices=True), ((2, 3, 8),)),
+    "conv1d, groups of a weight that is given": Case(
+        lambda x, w, b: F.conv1d(x, w, b, groups=2), ((2, 4, 11), (6, 2, 3), (6,)), ((1, 4, 7),)
+    ),
+    "depthwise": Case(lambda x, w: F.conv2d(x, w, groups=3), (IMAGE, (3, 1, 3, 3)), (LONGER,)),
     "max_pool2d": Case(lambda x: F.max_pool2d(x, 2), (IMAGE,), (LONGER,)),
     "max_pool2d, positions": Case(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), (IMAGE,)),
     "max_pool2d, last windows in part": Case(lambda x: F.max_pool2d(x, 3, 2, dilation=2, ceil_mode=True), (IMAGE,)),
@@ -116,8 +123,9 @@ def test_no_condition_is_asked_that_always_holds() -> None:
     module = torch.nn.ConvTranspose1d(2, 3, 4, stride=2, padding=3)
     text = eq.from_torch(module, torch.randn(2, 2, 5)).source
     assert "where((n + 3 - k) % 2 == 0, input" in text
-    text = eq.from_torch(lambda x: F.max_pool1d(x, 3, 2, 1), torch.randn(2, 3, 8)).source
-    assert ">= 1" in text and "<" not in text
+    program = eq.from_torch(lambda x: F.max_pool1d(x, 3, 2, 1), torch.randn(2, 3, 8), native="off")
+    assert ">= 1" in program.source and program.kernel.refused is None
+    assert "where" not in eq.from_torch(lambda x: F.max_pool1d(x, 2), torch.randn(2, 3, 8)).source
 
 
 @pytest.mark.slow
@@ -128,6 +136,6 @@ def test_the_greatest_of_windows_of_any_numbers() -> None:
             eq.from_torch(lambda x: F.max_pool2d(x, 3, 2, 1), x, native="off")(x), F.max_pool2d(x, 3, 2, 1)
         )
     x = torch.randint(-9, 9, (1, 2, 5, 6))
-    assert torch.equal(eq.from_torch(lambda x: F.max_pool2d(x, 2), x, native="off")(x), F.max_pool2d(x, 2))
-    with pytest.raises(eq.EqfuseError, match="integers in windows that reach beyond the ends"):
-        eq.from_torch(lambda x: F.max_pool2d(x, 3, 2, 1), x)
+    for given in ((2,), (3, 2, 1)):
+        found = eq.from_torch(lambda x, given=given: F.max_pool2d(x, *given), x, native="off")(x)
+        assert torch.equal(found, F.max_pool2d(x, *given))

@@ -51,7 +51,8 @@ def test_new_lengths_go_straight_to_what_was_compiled(gpu: Gpu, prefer: str) -> 
         torch.testing.assert_close(kernel(**given), attended(given), rtol=1e-3, atol=1e-3)
     count = len(kernel.tile.kernels)
     assert len(gpu.compiled) + len(gpu.straight) == 4 * count and len(gpu.straight) >= 2 * count
-    assert [region.sizes["j"] for region in kernel.regions] == [(65, 128 << LEAPS[-1])]
+    ((first, last),) = [region.sizes["j"] for region in kernel.regions]
+    assert first == 65 and last in [128 << leap for leap in LEAPS[1:]]
 
 
 @pytest.mark.parametrize("source", [ATTENTION, SOFTMAX, SHIFTED])

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import FunctionType
@@ -305,11 +306,35 @@ def correlation(input: torch.Tensor) -> torch.Tensor:
     return (found / scale[:, None] / scale).clamp(-1, 1)
 
 
+def max_pool1d(
+    input: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """`max_pool1d`, for any length."""
+    width, step, around, apart = (
+        (first, each[0] if isinstance(each, list | tuple) else each)
+        for first, each in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
+    )
+    given = input.unsqueeze(-2), width, step, around, apart, ceil_mode
+    if return_indices:
+        found, places = torch.nn.functional.max_pool2d_with_indices(*given)
+        return found.squeeze(-2), places.squeeze(-2)
+    return torch.nn.functional.max_pool2d(*given).squeeze(-2)
+
+
 INSTEAD: Mapping[Any, Callable[..., Any]] = {
     torch.cov: covariance,
     torch.Tensor.cov: covariance,
     torch.corrcoef: correlation,
     torch.Tensor.corrcoef: correlation,
+    torch.max_pool1d: max_pool1d,
+    torch.nn.functional.max_pool1d: max_pool1d,
+    torch.nn.functional.max_pool1d_with_indices: partial(max_pool1d, return_indices=True),
 }
 """Functions that torch cannot export, and the same in its other functions."""
 

@@ -73,7 +73,8 @@ NARROW = (torch.int8, torch.uint8, torch.int16)
 """Integers that torch computes with modulo powers of two; the language has no arithmetic on them."""
 
 
-def _check_wide(dtype: torch.dtype) -> None:
+def check_wide(dtype: torch.dtype) -> None:
+    """Raises Unsupported for integers that wrap around."""
     if dtype in NARROW:
         raise Unsupported(f"arithmetic in {dtype}, which wraps around")
 
@@ -82,7 +83,7 @@ def _unary(name: str, fn: Function) -> None:
     @operator(name)
     def entry(node: Node) -> Value:
         x = node.value("self")
-        _check_wide(node.dtype)
+        check_wide(node.dtype)
         return elementwise(node.shape, node.dtype, [x], lambda e: fn(number(x, e)))
 
 
@@ -109,7 +110,7 @@ for _name, _symbol in COMPARED.items():
 def _arithmetic(node: Node, fn: Function, first: str = "self", second: str = "other") -> Value:
     a, b = node.value(first), node.value(second)
     alpha = node.get("alpha", 1)
-    _check_wide(node.dtype)
+    check_wide(node.dtype)
 
     def compute(x: Expr, y: Expr) -> Expr:
         return fn(number(a, x), _mul(Const(alpha), number(b, y)))

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 from eqfuse.terms.nodes import REDUCTIONS, Axis, Const, Expr, Reduce, call
-from eqfuse.torch.operators.pointwise import cast
+from eqfuse.torch.operators.pointwise import cast, check_wide
 from eqfuse.torch.operators.table import (
     Made,
     Node,
     Unsupported,
+    both,
+    either,
     elementwise,
+    negated,
     number,
     operator,
     truth,
@@ -375,6 +378,21 @@ def _(node: Node) -> Made:
 # -- prefixes and ranks ----------------------------------------------------------------------------
 
 
+def _beside(
+    node: Node, x: Value, dimension: int
+) -> tuple[tuple[tuple[Digit, ...], ...], str, list[Position]]:
+    """Axes of a value, a single one for a dimension; another axis of that dimension; and the positions with that one in its
+    place."""
+    writer = node.writer
+    layout = tuple(None if d == dimension else digits for d, digits in enumerate(x.layout))
+    groups = writer.axes(x.shape, layout)
+    size = x.shape[dimension]
+    other = writer.names.axis(size, axes_in(groups))
+    places: list[Position] = [position(group) for group in groups]
+    places[dimension] = position((Digit(other, size),))
+    return groups, other, places
+
+
 def _prefix(name: str, op: str, outside: Expr) -> None:
     """An operator that folds all positions up to each: as many steps as the square of the extent."""
 
@@ -382,15 +400,10 @@ def _prefix(name: str, op: str, outside: Expr) -> None:
     def entry(node: Node) -> Value:
         x = cast(node.value("self"), node.dtype)
         dimension = node.given["dim"] % max(x.rank, 1)
-        writer = node.writer
-        layout = tuple(None if d == dimension else digits for d, digits in enumerate(x.layout))
-        groups = writer.axes(x.shape, layout)
-        if x.rank == 0 or not groups[dimension]:
+        if x.rank == 0 or x.shape[dimension] == 1:
             return x
-        outer, size = groups[dimension][0].axis, x.shape[dimension]
-        inner = writer.names.axis(size, axes_in(groups))
-        places: list[Position] = [position(group) for group in groups]
-        places[dimension] = position((Digit(inner, size),))
+        groups, inner, places = _beside(node, x, dimension)
+        outer, writer = groups[dimension][0].axis, node.writer
         kept = call("where", call("le", Axis(inner), Axis(outer)), number(x, x.at(places)), outside)
         like = Value(x.shape, node.dtype, groups, x.read)
         if op in REDUCTIONS:
@@ -403,6 +416,81 @@ def _prefix(name: str, op: str, outside: Expr) -> None:
 _prefix("cumsum", "sum", Const(0))
 _prefix("cumprod", "prod", Const(1))
 _prefix("logcumsumexp", "logsumexp", Const(-math.inf))
+
+
+def _running(name: str, op: str, nothing: float) -> None:
+    """The extreme of all positions up to each, and the last position where it stands."""
+
+    @operator(name)
+    def entry(node: Node) -> Made:
+        x = node.value("self")
+        dimension = node.given["dim"] % max(x.rank, 1)
+        check_wide(x.dtype)
+        if x.is_truth:
+            raise Unsupported("running extremes of truth values")
+        if x.rank == 0 or x.shape[dimension] == 1:
+            return x, _first_places(x)
+        groups, inner, places = _beside(node, x, dimension)
+        held = call("le", Axis(inner), Axis(groups[dimension][0].axis))
+        outside: Expr = Const(nothing)
+        if not x.is_real:  # one from what the language writes as a number
+            ends = torch.iinfo(x.dtype)
+            outside = Const(ends.max) if nothing > 0 else call("sub", Const(ends.min + 1), Const(1))
+        other = x.at(places)
+        like = Value(x.shape, x.dtype, groups, x.read)
+        values = node.writer.defined(
+            like, groups, Reduce(op, inner, call("where", held, other, outside)), name
+        )
+        found: Expr = call("eq", other, values.at([position(group) for group in groups]))
+        if x.is_real:
+            found = either(found, call("ne", other, other))
+        place = call("where", both(held, found), Axis(inner), Const(-1))
+        like = Value(x.shape, torch.int64, groups, x.read)
+        return values, node.writer.defined(like, groups, Reduce("max", inner, place), "place")
+
+
+_running("cummax", "max", -math.inf)
+_running("cummin", "min", math.inf)
+
+
+def _first_places(x: Value) -> Value:
+    """The positions in a dimension that has one."""
+    return Value(x.shape, torch.int64, x.layout, lambda _: Const(0))
+
+
+@operator("sort")
+def _(node: Node) -> Made:
+    """By rank, which is how many numbers stand before each, NaN being the greatest: as many steps as the square of the extent."""
+    x = node.value("self")
+    dimension, is_falling = node.get("dim", -1) % max(x.rank, 1), node.get("descending", False)
+    check_wide(x.dtype)
+    if x.is_truth:
+        raise Unsupported("sort of truth values")
+    if x.rank == 0 or x.shape[dimension] == 1:
+        return x, _first_places(x)
+    groups, inner, places = _beside(node, x, dimension)
+    outer = groups[dimension][0].axis
+    own, other = x.at([position(group) for group in groups]), x.at(places)
+
+    def is_less(a: Expr, b: Expr) -> Expr:
+        less = call("lt", a, b)
+        return either(less, both(call("ne", b, b), call("eq", a, a))) if x.is_real else less
+
+    before, behind = is_less(other, own), is_less(own, other)
+    if is_falling:
+        before, behind = behind, before
+    alike = both(call("lt", Axis(inner), Axis(outer)), negated(behind))
+    count = call("where", either(before, alike), Const(1), Const(0))
+    like = Value(x.shape, torch.int64, groups, x.read)
+    rank = node.writer.defined(like, groups, Reduce("sum", inner, count), "rank")
+    stands = call("eq", rank.at(places), Axis(outer))
+
+    def at_rank(what: Expr, like: Value, word: str) -> Value:
+        picked = Reduce("sum", inner, call("where", stands, what, Const(0)))
+        return node.writer.defined(like, groups, picked, word)
+
+    values = at_rank(other, Value(x.shape, x.dtype, groups, x.read), "sorted")
+    return values, at_rank(Axis(inner), like, "place")
 
 
 @operator("topk")

@@ -457,7 +457,8 @@ def _(node: Node) -> Value:
     x, pads = node.value("self"), list(node.given["pad"])
     if node.get("mode", "constant") != "constant":
         raise Unsupported(f"padding with mode={node.given['mode']!r}")
-    filled = Const(float(node.get("value", 0)) if x.is_real else int(node.get("value", 0)))
+    kind = float if x.is_real else bool if x.is_truth else int
+    filled = Const(kind(node.get("value", 0)))
     radix, text = node.writer.radix, node.writer.size_text
 
     def read(positions: tuple[Position, ...]) -> Expr:
@@ -474,6 +475,9 @@ def _(node: Node) -> Value:
             if after:
                 inside = both(inside or Const(True), call("lt", flat, plus(text(size), Const(before))))
         own = x.at(found)
+        if x.is_truth:
+            own, given = number(x, own), number(x, filled)
+            return call("ne", own if inside is None else call("where", inside, own, given), Const(0))
         return own if inside is None else call("where", inside, own, filled)
 
     layout = tuple(

@@ -14,8 +14,8 @@ from torch.utils._sympy.functions import FloorDiv
 from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.products import contracted
 from eqfuse.torch.operators.reductions import dropped, reduced
-from eqfuse.torch.operators.table import Made, Node, Unsupported, both, elementwise, operator
-from eqfuse.torch.operators.views import reshaped
+from eqfuse.torch.operators.table import Made, Node, both, elementwise, operator
+from eqfuse.torch.operators.views import moved, reshaped
 from eqfuse.torch.positions import (
     Part,
     Position,
@@ -144,6 +144,20 @@ def _each(given: Any, count: int) -> list[Size]:
     return found * count if len(found) == 1 else found
 
 
+def _of_groups(node: Node, x: Value, weight: Value) -> Value:
+    """What each channel of the result reads: the channels of its group."""
+    channels, radix, text = weight.shape[0], node.writer.radix, node.writer.size_text
+
+    def move(positions: tuple[Position, ...]) -> Sequence[Position]:
+        batch, made, read, *rest = positions
+        group = divided(times(radix.flat(made), Const(node.given["groups"])), text(channels))
+        at = plus(times(group, text(weight.shape[1])), radix.flat(read))
+        return [batch, (Part(at, x.shape[1]),), *rest]
+
+    shape = (x.shape[0], channels, weight.shape[1], *x.shape[2:])
+    return moved(x, shape, (x.layout[0], *weight.layout[:2], *x.layout[2:]), move)
+
+
 @operator("convolution")
 def _(node: Node) -> Value:
     x, weight = node.value("input"), node.value("weight")
@@ -153,16 +167,28 @@ def _(node: Node) -> Value:
     windows = [
         kind(*each) for each in zip(x.shape[2:], node.shape[2:], weight.shape[2:], *given, strict=True)
     ]
-    read, made = x.shape[1] // groups, node.shape[1] // groups
-    channels, labels = ([read, made], ("in", "out")) if is_transposed else ([made, read], ("out", "in"))
     y, k = [f"window {d}" for d in range(count)], [f"position {d}" for d in range(count)]
-    grouped = reshaped(node, x, [x.shape[0], groups, read, *x.shape[2:]])
-    kernel = reshaped(node, weight, [groups, *channels, *weight.shape[2:]])
-    operands = [
-        (("batch", "group", "in", *y, *k), windowed(node, grouped, windows, Const(0.0))),
-        (("group", *labels, *k), kernel),
-    ]
-    found = reshaped(node, contracted(node, operands, ("batch", "group", "out", *y)), node.shape)
+    if not is_transposed and exact_ratio(node.shape[1], groups) is None:
+        operands = [
+            (
+                ("batch", "out", "in", *y, *k),
+                windowed(node, _of_groups(node, x, weight), windows, Const(0.0)),
+            ),
+            (("out", "in", *k), weight),
+        ]
+        found = contracted(node, operands, ("batch", "out", *y))
+    else:
+        inner = weight.shape[1]
+        outer = exact_ratio(weight.shape[0], groups) or FloorDiv(weight.shape[0], groups)
+        read = outer if is_transposed else inner
+        labels = ("in", "out") if is_transposed else ("out", "in")
+        grouped = reshaped(node, x, [x.shape[0], groups, read, *x.shape[2:]])
+        kernel = reshaped(node, weight, [groups, outer, inner, *weight.shape[2:]])
+        operands = [
+            (("batch", "group", "in", *y, *k), windowed(node, grouped, windows, Const(0.0))),
+            (("group", *labels, *k), kernel),
+        ]
+        found = reshaped(node, contracted(node, operands, ("batch", "group", "out", *y)), node.shape)
     if not node.has("bias"):
         return found
     bias = reshaped(node, node.value("bias"), [node.shape[1], *[1] * count])
@@ -198,9 +224,10 @@ def _even(node: Node, count: int) -> list[Window]:
 def _greatest(node: Node, windows: Sequence[Window]) -> Made:
     """The greatest number of each window, and its position in the last dimensions together."""
     x, count, writer = node.value("self"), len(windows), node.writer
-    seen = windowed(node, x, windows, Const(float("-inf")))
-    if not x.is_real and any(map(Window.reaches_outside, windows)):
-        raise Unsupported("integers in windows that reach beyond the ends")
+    least: Expr = Const(float("-inf"))
+    if not x.is_real:  # one less than what the language writes as a number
+        least = call("sub", Const(torch.iinfo(x.dtype).min + 1), Const(1))
+    seen = windowed(node, x, windows, least)
     inside = range(x.rank, seen.rank)
     found = dropped(node, reduced(node, seen, inside, "max", "max", dtype=node.dtype))
     width = prod(window.width for window in windows)
