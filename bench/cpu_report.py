@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
 import eqfuse as eq
-from bench.measure import in_fresh_process, peak_growth, rounding, time_limit
+from bench.measure import in_fresh_process, own_caches, peak_growth, rounding, time_limit
 from bench.operators import INEXPRESSIBLE, OPERATORS
 from bench.report import Column, Options, Report, each, geometric_mean, recorded
 from bench.workloads import WORKLOADS, Case, Workload, select
@@ -137,17 +135,11 @@ def failing(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def probe(folder: str, torch_compile: bool) -> None:
     """Leaves in a folder what compilers find out and make once for a machine."""
-    _own_caches(folder)
+    own_caches(folder)
     if compiler() is not None:
         library()
     if torch_compile:
         torch.compile(torch.nn.functional.softsign, dynamic=False)(torch.ones(64, 64))
-
-
-def _own_caches(folder: str) -> None:
-    """Compilers keep in this folder what they compile: nothing is there but what this program's processes put there."""
-    os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "eqfuse")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
 
 
 def _compiled(
@@ -182,7 +174,7 @@ def timed(
     workload: Workload, case: Case, options: Options, threads: Sequence[int], folder: str
 ) -> list[dict[str, Any]]:
     """The rows of one program but for its memory, one for each number of threads."""
-    _own_caches(folder)
+    own_caches(folder)
     inductor = import_config()
     inputs = [workload.inputs(case, seed=seed) for seed in range(3)]
     exact = workload.run_exact(case, inputs[1])
@@ -267,7 +259,7 @@ def _memory(workload: Workload, case: Case, options: Options, folder: str) -> di
 def again(name: str, case_name: str, who: str, folder: str) -> tuple[int, float]:
     """Bytes by which one call of a contestant makes this process grow at its peak; and, of a contestant that compiles, the
     seconds of compiling and the first call, with what is kept in `folder`."""
-    _own_caches(folder)
+    own_caches(folder)
     workload = PROGRAMS[name]
     case = workload.cases[case_name]
     inputs = workload.inputs(case)

@@ -134,6 +134,12 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def own_caches(folder: str) -> None:
+    """Compilers keep in this folder what they compile: nothing is there but what this program's processes put there."""
+    os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "eqfuse")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
+
+
 def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """`function(*args)` in a new process that has imported torch and done nothing else."""
     context = get_context("forkserver" if sys.platform == "linux" else "spawn")

@@ -25,9 +25,10 @@ import torch
 from rich.markup import escape
 
 import eqfuse as eq
-from bench.measure import own_cores, time_limit
+from bench.measure import own_caches, own_cores, time_limit
 from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line
 from eqfuse.measure import interleaved, worst_error
+from eqfuse.terms.floats import TORCH_DTYPES
 
 TITLE = "Random reductions: torch.compile's time over eqfuse's"
 COLUMNS = (
@@ -45,7 +46,6 @@ FLOOR = 0.8
 """Speed over torch.compile that no cell should fall under."""
 
 TOLERANCE = {"f32": 1e-5, "bf16": 1e-2, "f16": 2e-3}
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 LAYOUTS = ("plain", "plain", "plain", "permuted", "sliced", "expanded")
 ELEMENTS: Mapping[str, tuple[int, int]] = {"cpu": (14, 23), "cuda": (20, 28)}
 """Powers of two between which the elements of a tensor are."""
@@ -68,7 +68,7 @@ def _softmax(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Operation:
-    """Its text for an element `X`, reduced axes `R` and kept ones `K`; torch's form of it. `whole`: the result has all axes."""
+    """Its text for an element `X` and reduced axes `R`; torch's form of it. `whole`: the result has all axes."""
 
     text: str
     torch: Torch
@@ -149,28 +149,25 @@ class Cell:
         single = rng.randrange(len(shape))
         if self.layout == "expanded":
             stored[single] = 1
-        made = torch.randn(stored, generator=generator, device=self.device).add(0.5).to(DTYPES[self.dtype])
+        made = (
+            torch.randn(stored, generator=generator, device=self.device).add(0.5).to(TORCH_DTYPES[self.dtype])
+        )
         if self.layout == "sliced":
             made = made[..., 1::2]
         if self.layout == "expanded":
             made = made.expand(shape)
         return made.permute([list(order).index(n) for n in range(len(shape))])
 
-    def exact(self, x: torch.Tensor) -> torch.Tensor:
-        return OPERATIONS[self.operation].torch(x.double(), self.reduced)
+    def eager(self, x: torch.Tensor) -> torch.Tensor:
+        return OPERATIONS[self.operation].torch(x, self.reduced)
 
     def run(self) -> tuple[eq.Kernel, Callable[[torch.Tensor], torch.Tensor]]:
         kernel = eq.compile(self.program)
         return kernel, lambda x: kernel(x=x)
 
     def peer(self, compiled: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-        run = partial(_called, OPERATIONS[self.operation].torch, self.reduced)
         torch._dynamo.reset()
-        return torch.compile(run, dynamic=False) if compiled else run
-
-
-def _called(run: Torch, dims: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
-    return run(x, dims)
+        return torch.compile(self.eager, dynamic=False) if compiled else self.eager
 
 
 def run(options: Options, report: Report) -> None:
@@ -201,8 +198,8 @@ LATE = "not compiled in time"
 
 def _keep_in(folder: str, threads: int | None = None) -> None:
     """Compilers keep in this folder what they compile."""
-    os.environ["XDG_CACHE_HOME"] = os.environ["TRITON_HOME"] = folder
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
+    own_caches(folder)
+    os.environ["TRITON_HOME"] = folder
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if threads is not None:
         torch.set_num_threads(threads)
@@ -252,7 +249,7 @@ def _error(cell: Cell, found: torch.Tensor, x: torch.Tensor) -> float:
     if cell.operation == "argmax":  # among equal numbers, any position is right
         dim = cell.reduced[0]
         return worst_error((x.gather(dim, found.unsqueeze(dim)).squeeze(dim),), (x.amax(dim),))
-    return worst_error((found,), (cell.exact(x),))
+    return worst_error((found,), (cell.eager(x.double()),))
 
 
 def _times(forms: Mapping[str, Callable[[torch.Tensor], torch.Tensor]], cell: Cell) -> Mapping[str, float]:

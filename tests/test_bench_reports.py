@@ -19,6 +19,7 @@ from bench.report import Options, Report, chosen_names
 from bench.runner import REPORTS, run
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.measure import as_tuple, worst_error
+from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.verify.budget import Error, Measurement, SpecialReport
 
 pytestmark = pytest.mark.anew
@@ -113,7 +114,7 @@ def test_cells_of_a_sweep_are_of_every_kind() -> None:
     assert {cell.layout for cell in cells} == set(sweep_report.LAYOUTS)
     for cell in cells:
         x = cell.tensor(0)
-        assert x.shape == cell.shape and x.dtype == sweep_report.DTYPES[cell.dtype]
+        assert x.shape == cell.shape and x.dtype == TORCH_DTYPES[cell.dtype]
         if cell.layout == "expanded":
             assert any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True))
 

@@ -7,6 +7,7 @@ first; matrix products get a row and a column axis of at least 16.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -34,7 +35,7 @@ from eqfuse.loops.nodes import Kernel, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.integers import power_of_two
-from eqfuse.terms.nodes import REDUCTIONS, Axis, Expr, Load, Reduce, free_axes, walk
+from eqfuse.terms.nodes import REDUCTIONS, Axis, Load, free_axes, reductions, walk
 
 GPU_TILE = 4096
 """Elements of the widest elementwise tile of a thread block."""
@@ -170,6 +171,7 @@ def _fit_tiles(
     caps = {a: min(limits[a], 1024) for a in limits} | _longest(kernel, usage, limits, extents)
     vectors, columns = loads_vectors(kernel, shape), _folds_columns(kernel, tuple(near))
     segments, alone = _segments(kernel, near, shape), columns and vectors and _folds_numbers(kernel)
+    both = folds_rows_and_columns(kernel)
     if columns and usage.loops and (alone or not vectors):
         caps[near[0]] = min(caps[near[0]], GPU_COLUMN_SEGMENTS * segments[near[0]])
     fill(blocks, order, values, caps, GPU_TILE)
@@ -179,8 +181,7 @@ def _fit_tiles(
     few = grid < (4 if vectors else 2) * device.sms
     if few:  # loads that are no vectors are not under way beforehand: a tile has to be enough alone
         waiting = (device.stages - 2) * streamed_bytes(kernel, shape) if vectors else 0
-        folded = folds_rows_and_columns(kernel) or _folds_again(kernel)
-        longest = GPU_TILE if alone else GPU_FOLDED_TILE if folded else GPU_LONG_TILE
+        longest = GPU_TILE if alone else GPU_FOLDED_TILE if both or _folds_again(kernel) else GPU_LONG_TILE
         fill(blocks, usage.loops, values, caps, min(longest, device.shared // max(1, waiting)))
     again = bytes_read_again(kernel, shape)
     kept = 0 < again * device.sms <= device.cache < again * grid
@@ -199,19 +200,14 @@ def _fit_tiles(
     least = min(4, GPU_TILE // per_warp)
     most = GPU_STREAM_WARPS if few and vectors and usage.loops and not kept else GPU_WARPS
     warps = max(1, min(widest // GPU_LEAST_TILE, max(least, widest // per_warp), most))
-    if folds_rows_and_columns(kernel):  # one of the folds crosses warps, through shared memory
+    if both:  # one of the folds crosses warps, through shared memory
         warps = max(1, min(warps, widest * registers_each // GPU_TILE))
     elif alone and widest >= GPU_TILE:  # a thread folds its columns alone: nothing crosses warps
         warps = max(1, min(warps, blocks[near[0]] * GPU_SEGMENT // segments[near[0]] // GPU_WARP_BYTES))
-    is_one = grid >= 8 * device.sms or not vectors
-    is_one |= _folds_again(kernel) and not folds_rows_and_columns(kernel) and not kept
-    stages = 1 if is_one else min(3, device.stages)
+    at_once = grid >= 8 * device.sms or not vectors or (_folds_again(kernel) and not both and not kept)
+    stages = 1 if at_once else min(3, device.stages)
     needed = shared_by_stages(kernel, blocks, range(1, stages + 1), shape)
     return warps, max((n for n in range(1, stages + 1) if needed[n - 1] <= device.shared), default=1)
-
-
-def _loads_in(expr: Expr) -> list[Load]:
-    return [node for node in walk(expr) if isinstance(node, Load)]
 
 
 def _segments(kernel: Kernel, axes: Sequence[str], shape: Shape) -> dict[str, int]:
@@ -271,16 +267,14 @@ def _share_out(
 @lru_cache(KEPT)
 def _folds_columns(kernel: Kernel, near: tuple[str, ...]) -> bool:
     """Whether memory is contiguous along an axis that stays, and what is folded are others."""
-    nodes = (node for e in expressions(kernel.body) for node in walk(e))
-    folded = {node.axis for node in nodes if isinstance(node, Reduce)}
+    folded = {node.axis for node in reductions(*expressions(kernel.body))}
     return bool(near and folded and near[0] in kernel.parallel and near[0] not in folded)
 
 
 @lru_cache(KEPT)
 def _folds_numbers(kernel: Kernel) -> bool:
     """Whether all that is folded are numbers, and no states of several."""
-    nodes = (node for e in expressions(kernel.body) for node in walk(e))
-    return all(node.op in REDUCTIONS for node in nodes if isinstance(node, Reduce))
+    return all(node.op in REDUCTIONS for node in reductions(*expressions(kernel.body)))
 
 
 @lru_cache(KEPT)
@@ -288,11 +282,10 @@ def _folds_again(kernel: Kernel) -> bool:
     """Whether a loop folds what it has loaded three times or more: it stays in registers meanwhile. The variance of 12.9 million
     numbers takes 22 us by tiles of 8192 that are loaded when they are needed, 41 by two tiles of 16384 under way (H100)."""
     for loop in loops_in(kernel.body):
-        nodes = {node for e in expressions(loop.body) for node in walk(e) if isinstance(node, Reduce)}
-        read = [
-            load for body in {n.body for n in nodes if n.axis == loop.axis} for load in set(_loads_in(body))
-        ]
-        if max(map(read.count, read), default=0) > 2:
+        folds = reductions(*expressions(loop.body))
+        bodies = {node.body for node in folds if node.axis == loop.axis}
+        read = Counter(node for body in bodies for node in walk(body) if isinstance(node, Load))
+        if max(read.values(), default=0) > 2:
             return True
     return False
 
@@ -301,7 +294,7 @@ def _folds_again(kernel: Kernel) -> bool:
 def folds_rows_and_columns(kernel: Kernel) -> bool:
     """Whether a loop folds both the axis that it walks and another one."""
     for loop in loops_in(kernel.body):
-        folded = {node.axis for e in expressions(loop.body) for node in walk(e) if isinstance(node, Reduce)}
+        folded = {node.axis for node in reductions(*expressions(loop.body))}
         if loop.axis in folded and len(folded) > 1:
             return True
     return False

@@ -165,9 +165,8 @@ class Tracer:
         if form != "written":
             prepare(program, self.recorder.engine, apart=form == "apart")
         purposes = [f"out{index}" for index in range(len(proofs))]
-        for (
-            tape
-        ) in self.recorder.tapes:  # one, or one for each output; one that was too large has chosen nothing
+        # One tape, or one for each output; that of an output that was too large has chosen nothing.
+        for tape in self.recorder.tapes:
             chosen = [index for index, purpose in enumerate(purposes) if purpose in tape.choices]
             if not chosen:
                 continue

@@ -179,8 +179,11 @@ def layouts(program: Program, tensors: Mapping[str, torch.Tensor]) -> Layouts:
     """How tensors lie, of those whose dimensions do not all collapse to one or whose last dimension is not the nearest. A program
     with matrix products, whose tiles are long along both dimensions, takes dimensions in the order that they have."""
     keeps = _has_matrix_product(program)
-    found = ((name, _layout(tensor, keeps)) for name, tensor in tensors.items() if tensor.ndim > 1)
-    return tuple((name, lies) for name, lies in found if lies is not None)
+    each = ((name, _layout(tensor, keeps)) for name, tensor in tensors.items() if tensor.ndim > 1)
+    found = tuple((name, lies) for name, lies in each if lies is not None)
+    if not _orders(found) and collapse_axes(program) is None:  # there is nothing that seams keep apart
+        return ()
+    return found
 
 
 def _layout(tensor: torch.Tensor, keeps_order: bool) -> Layout | None:
@@ -336,7 +339,7 @@ def _is_collapsible(
         at = [k for k, axis in enumerate(place) if axis in both]
         if at and (len(at) != 2 or tuple(place[at[0] : at[0] + 2]) != (outer, inner)):
             return False
-    used = [load for load in loads if {at.name for at in load.index if isinstance(at, Axis)} & both]
+    used = [load for load in loads if _plain_axes(load) & both]
     where = {(load.tensor, load.index.index(Axis(outer))) for load in used}
     tensors = {tensor for tensor, _ in where}
     if not used or len(where) != len(tensors) or any(n.tensor in tensors and n not in used for n in loads):

@@ -231,7 +231,7 @@ class Builder:
             numbers = [self._number(arg) for arg in cast]
             if (
                 None not in numbers
-            ):  # printed, it would be an expression of Python, whose integers do not wrap
+            ):  # printed, they would be an expression of Python, whose integers do not wrap
                 return self.constant(int(integers.call(fn, tuple(map(np.array, numbers)))), dtype)
         dims = self.ordered(axis for arg in cast for axis in arg.dims)
         operands = tuple(self.align(arg, dims) if arg.dims else arg for arg in cast)

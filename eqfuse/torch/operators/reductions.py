@@ -418,28 +418,37 @@ _prefix("cumprod", "prod", Const(1))
 _prefix("logcumsumexp", "logsumexp", Const(-math.inf))
 
 
-def _running(name: str, op: str, nothing: float) -> None:
+def outermost(x: Value, op: str) -> Expr:
+    """The number of a value's dtype that no other one is beyond: what `max` or `min` of nothing is."""
+    if x.is_real:
+        return Const(-math.inf if op == "max" else math.inf)
+    ends = torch.iinfo(x.dtype)
+    return Const(ends.min if op == "max" else ends.max)
+
+
+def _ordered(node: Node, dimension: int) -> tuple[Value, int]:
+    """What an operator compares along a dimension, and which that is. Raises Unsupported for what has no order here."""
+    x = node.value("self")
+    check_wide(x.dtype)
+    if x.is_truth:
+        raise Unsupported("an order of truth values")
+    return x, dimension % max(x.rank, 1)
+
+
+def _running(name: str, op: str) -> None:
     """The extreme of all positions up to each, and the last position where it stands."""
 
     @operator(name)
     def entry(node: Node) -> Made:
-        x = node.value("self")
-        dimension = node.given["dim"] % max(x.rank, 1)
-        check_wide(x.dtype)
-        if x.is_truth:
-            raise Unsupported("running extremes of truth values")
+        x, dimension = _ordered(node, node.given["dim"])
         if x.rank == 0 or x.shape[dimension] == 1:
             return x, _first_places(x)
         groups, inner, places = _beside(node, x, dimension)
         held = call("le", Axis(inner), Axis(groups[dimension][0].axis))
-        outside: Expr = Const(nothing)
-        if not x.is_real:  # one from what the language writes as a number
-            ends = torch.iinfo(x.dtype)
-            outside = Const(ends.max) if nothing > 0 else call("sub", Const(ends.min + 1), Const(1))
         other = x.at(places)
         like = Value(x.shape, x.dtype, groups, x.read)
         values = node.writer.defined(
-            like, groups, Reduce(op, inner, call("where", held, other, outside)), name
+            like, groups, Reduce(op, inner, call("where", held, other, outermost(x, op))), name
         )
         found: Expr = call("eq", other, values.at([position(group) for group in groups]))
         if x.is_real:
@@ -449,8 +458,8 @@ def _running(name: str, op: str, nothing: float) -> None:
         return values, node.writer.defined(like, groups, Reduce("max", inner, place), "place")
 
 
-_running("cummax", "max", -math.inf)
-_running("cummin", "min", math.inf)
+_running("cummax", "max")
+_running("cummin", "min")
 
 
 def _first_places(x: Value) -> Value:
@@ -461,11 +470,7 @@ def _first_places(x: Value) -> Value:
 @operator("sort")
 def _(node: Node) -> Made:
     """By rank, which is how many numbers stand before each, NaN being the greatest: as many steps as the square of the extent."""
-    x = node.value("self")
-    dimension, is_falling = node.get("dim", -1) % max(x.rank, 1), node.get("descending", False)
-    check_wide(x.dtype)
-    if x.is_truth:
-        raise Unsupported("sort of truth values")
+    x, dimension = _ordered(node, node.get("dim", -1))
     if x.rank == 0 or x.shape[dimension] == 1:
         return x, _first_places(x)
     groups, inner, places = _beside(node, x, dimension)
@@ -477,7 +482,7 @@ def _(node: Node) -> Made:
         return either(less, both(call("ne", b, b), call("eq", a, a))) if x.is_real else less
 
     before, behind = is_less(other, own), is_less(own, other)
-    if is_falling:
+    if node.get("descending", False):
         before, behind = behind, before
     alike = both(call("lt", Axis(inner), Axis(outer)), negated(behind))
     count = call("where", either(before, alike), Const(1), Const(0))

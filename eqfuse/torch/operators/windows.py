@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.products import contracted
-from eqfuse.torch.operators.reductions import dropped, reduced
+from eqfuse.torch.operators.reductions import dropped, outermost, reduced
 from eqfuse.torch.operators.table import Made, Node, both, elementwise, operator
 from eqfuse.torch.operators.views import moved, reshaped
 from eqfuse.torch.positions import (
@@ -224,10 +224,7 @@ def _even(node: Node, count: int) -> list[Window]:
 def _greatest(node: Node, windows: Sequence[Window]) -> Made:
     """The greatest number of each window, and its position in the last dimensions together."""
     x, count, writer = node.value("self"), len(windows), node.writer
-    least: Expr = Const(float("-inf"))
-    if not x.is_real:  # one less than what the language writes as a number
-        least = call("sub", Const(torch.iinfo(x.dtype).min + 1), Const(1))
-    seen = windowed(node, x, windows, least)
+    seen = windowed(node, x, windows, outermost(x, "max"))
     inside = range(x.rank, seen.rank)
     found = dropped(node, reduced(node, seen, inside, "max", "max", dtype=node.dtype))
     width = prod(window.width for window in windows)
