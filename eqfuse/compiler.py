@@ -61,18 +61,20 @@ def derive(
     *,
     assume_finite: bool = False,
     reassociate: Reassociate = "bounded",
-    made: bool = False,
+    made_of: Program | None = None,
 ) -> Derived:
-    """Parse and rewrite: what depends on no size. The size of a program that was `made` of another one is not limited:
-    it has no longer terms, however often it reads them."""
+    """Parse and rewrite: what depends on no size. The size of a program that was made of another one is not limited:
+    it has no longer terms, however often it reads them. What holds integers in that one does in this one."""
     if not results.has_any("rewritten"):
         client.start()  # it takes as long as reading the program
     timings = Timings()
     with timings.stage("parse"):
-        program = parse(source, scalars=scalars, strict_casts=strict_casts, made=made)
+        program = parse(source, scalars=scalars, strict_casts=strict_casts, made=made_of is not None)
         program = replace(program, assume_finite=assume_finite, reassociate=reassociate)
-        if not made:
+        if made_of is None:
             check_written_size(program)
+        else:
+            program = _with_integers_of(program, made_of)
         check_indices(program, program_dtypes(program))
     debug.show(2, "program", lambda: show_program(program))
     with timings.stage("derive"):
@@ -91,7 +93,18 @@ def derive_like(
         program.strict_casts,
         assume_finite=program.assume_finite,
         reassociate=program.reassociate,
-        made=made,
+        made_of=program if made else None,
+    )
+
+
+def _with_integers_of(program: Program, other: Program) -> Program:
+    """A program whose scalars and tensors hold integers where those of the other one, by the same names, do."""
+    scalars = {*program.integers, *other.integers}
+    tensors = {*program.integer_tensors, *other.integer_tensors}
+    return replace(
+        program,
+        integers=tuple(name for name in program.scalars if name in scalars),
+        integer_tensors=tuple(tensor.name for tensor in program.tensors if tensor.name in tensors),
     )
 
 

@@ -190,6 +190,17 @@ def test_rows_of_what_is_reduced_are_collapsed() -> None:
     assert found is not None and found.axes == {"b_s": ("b", "s")}
 
 
+def test_what_is_compared_with_a_position_stays_an_integer() -> None:
+    kernel = eq.compile("""
+        s[b,k] = where(k <= at[0], sum[j](x[b,0,j] * w[b,j,k]), -inf)
+        y[b,j] = sum[k](exp(s[b,k] - max[k](s[b,k])) * z[b,k,j]) / sum[k](exp(s[b,k] - max[k](s[b,k])))
+    """)
+    x, w, z = torch.randn(2, 1, 5), torch.randn(2, 7, 5).mT, torch.randn(2, 7, 5)
+    found = kernel(x=x, w=w, z=z, at=torch.tensor([2]))
+    assert [each.derived.program.integer_tensors for each in kernel._made_of_views] == [("at",)]
+    torch.testing.assert_close(found, (torch.softmax((x @ w)[..., :3], -1) @ z[:, :3])[:, 0])
+
+
 def test_a_schedule_that_is_asked_for_is_that_of_the_program_as_it_is() -> None:
     kernel = eq.compile(VARIANCE, target="cpu", prefer="multi_pass", native="off")
     kernel(x=torch.randn(4, 5, 6))
