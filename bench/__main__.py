@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, sweep, scales, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
+        help="workloads, compile, emit, explain, verify, errors, sweep, opinfo, scales, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
         "mutants, attention, reductions, gluon, algebra, lengths, gallery or cpu",
     )
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
@@ -73,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
     parser.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
     parser.add_argument(
-        "--examples", type=int, default=500, metavar="N", help="fuzz, pairs, scales, sweep: how many programs"
+        "--examples",
+        type=int,
+        default=500,
+        metavar="N",
+        help="fuzz, pairs, scales, sweep: how many programs; opinfo: samples of each operator and dtype",
     )
     parser.add_argument("--seed", type=seed, default=0, help="fuzz, pairs, scales, sweep: of the programs")
     parser.add_argument(
@@ -88,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="workloads, fuzz, pairs, scales, sweep, mutants: processes at once (default: one for each core that this one may use)",
+        help="workloads, fuzz, pairs, scales, sweep, opinfo, mutants: processes at once (default: one for each core that this one may use)",
     )
     parser.add_argument(
         "--places",
@@ -107,7 +111,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,...",
         help="cpu: numbers of threads (default: one per core, and 1)",
     )
-    parser.add_argument("--native", action="store_true", help="fuzz: on the CPU, run compiled C++ as well")
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="fuzz: on the CPU, run compiled C++ as well; opinfo: run kernels",
+    )
     parser.add_argument(
         "--measured",
         type=Path,

@@ -38,6 +38,7 @@ REPORTS: Mapping[str, str] = {
     "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",
     "errors": "every program: errors of fused and unfused against float64, over kinds of inputs, special values, magnitudes",
     "sweep": "random reductions over any axes of any layout beside torch.compile: times, errors, what predictions are worth",
+    "opinfo": "torch's own samples of its operators through from_torch: right, refused and why, wrong, raised",
     "scales": "random programs of scaled values at 12 magnitudes: what is accepted, and wrong where the program in float32 is right",
     "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
     "algebra": "orders of sums and products: chosen, as written and by hand in torch; costs, times, errors; random chains",
@@ -55,7 +56,7 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 }
 """The programs of benchmarks that have others than those of the papers."""
 
-OWN = frozenset({"algebra", "sweep", "lengths", "ragged", "models", "training", "families"})
+OWN = frozenset({"algebra", "opinfo", "sweep", "lengths", "ragged", "models", "training", "families"})
 """Benchmarks with programs of their own, which look for names themselves."""
 
 RESULTS = Path("bench/results")

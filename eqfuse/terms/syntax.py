@@ -276,7 +276,7 @@ def _declaration(
     match annotation:
         case ast.Name(id=dtype):
             axes = None
-        case ast.Subscript(value=ast.Name(id="axis"), slice=ast.Constant(value=int(count))) if count > 0:
+        case ast.Subscript(value=ast.Name(id="axis"), slice=ast.Constant(value=int(count))):
             if count > LONGEST:
                 hint = f"an axis has at most 2**48 positions, {LONGEST}"
                 raise source.error(f"axis {target.id!r} is too long", annotation, hint)

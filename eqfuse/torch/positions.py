@@ -14,10 +14,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eqfuse.terms.nodes import Call, Const, Expr, call
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, call, walk
 
 Size = Any
 """A positive integer, or a sympy expression of positive symbols."""
+
+
+FINEST = 1024
+"""The greatest denominator of a scale, a power of two, with which products of sizes are exact."""
+
+
+def whole(size: Any) -> Size:
+    """A size of a graph whose products with a fraction, rounded towards 0, are quotients of integers."""
+    from torch.utils._sympy.functions import FloorDiv
+
+    def quotient(expr: Any) -> Any:
+        scale, *rest = expr.args[0].args if expr.args[0].is_Mul else (expr,)
+        if len(rest) != 1 or type(rest[0]).__name__ != "ToFloat" or not scale.is_Float:
+            return expr
+        top, bottom = float(scale).as_integer_ratio()
+        product = top * rest[0].args[0]
+        return product if bottom == 1 else FloorDiv(product, bottom) if bottom <= FINEST else expr
+
+    return size.replace(lambda each: type(each).__name__ == "TruncToInt", quotient)
 
 
 REAL = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn")
@@ -40,6 +59,17 @@ class Part:
 
 
 Position = tuple[Part, ...]
+
+
+def axes_read(positions: Sequence[Position]) -> list[str]:
+    """The axes that positions are made of."""
+    return [
+        axis.name
+        for place in positions
+        for part in place
+        for axis in walk(part.index)
+        if isinstance(axis, Axis)
+    ]
 
 
 def exact_ratio(large: Size, small: Size) -> Size | None:

@@ -327,12 +327,21 @@ def max_pool1d(
     return torch.nn.functional.max_pool2d(*given).squeeze(-2)
 
 
+def bilinear(
+    input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`torch.nn.functional.bilinear`, as a product of three tensors."""
+    found = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    return found if bias is None else found + bias
+
+
 INSTEAD: Mapping[Any, Callable[..., Any]] = {
     torch.cov: covariance,
     torch.Tensor.cov: covariance,
     torch.corrcoef: correlation,
     torch.Tensor.corrcoef: correlation,
     torch.max_pool1d: max_pool1d,
+    torch.nn.functional.bilinear: bilinear,
     torch.nn.functional.max_pool1d: max_pool1d,
     torch.nn.functional.max_pool1d_with_indices: partial(max_pool1d, return_indices=True),
 }
@@ -366,18 +375,23 @@ KEPT = (
     "detach", "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
     "softmax.int", "log_softmax.int", "silu", "masked_fill.Scalar", "masked_fill.Tensor", "tril", "triu",
     "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter", "einsum", "roll", "hardswish", "hardsigmoid",
+    *(f"{name}{count}d.vec" for name in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
+    "upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_bicubic2d.vec", "upsample_trilinear3d.vec",
 )  # fmt: skip
 """Operators that are translated as they are, not as what torch makes of them."""
 
 
-STATISTICS = ("_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats")
-"""Norms by the statistics of a batch, which torch writes with core ATen too."""
+DECOMPOSED = (
+    "_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats", "addmv", "dist", "view_copy", "permute_copy",
+    "unbind_copy.int", "narrow_copy", "triu_indices", "tril_indices",
+)  # fmt: skip
+"""Operators besides those of its own list that torch writes with core ATen."""
 
 
 def decompositions() -> dict[Any, Any]:
     """torch's decompositions to core ATen, but for what is translated as it is."""
     table = torch.export.default_decompositions()
-    for operator in map(_operator, STATISTICS):
+    for operator in map(_operator, DECOMPOSED):
         table[operator] = decomposition_table[operator]
     for operator in map(_operator, KEPT):
         table.pop(operator, None)  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from eqfuse.terms.registry import reducers
 from eqfuse.torch.operators import indices, pointwise, products, reductions, views, windows, writes
 from eqfuse.torch.operators.pointwise import NARROW
 from eqfuse.torch.operators.table import TABLE, Node, Unsupported
-from eqfuse.torch.positions import Position, Size
+from eqfuse.torch.positions import Position, Size, whole
 from eqfuse.torch.values import Digit, Value, Writer, is_view, position
 
 MODULES = (indices, pointwise, products, reductions, views, windows, writes)
@@ -93,7 +93,7 @@ def size_of(size: Any) -> Size:
     """A size of a graph, or a number made of sizes: a number, or an expression of symbols."""
     if isinstance(size, int | float):
         return size
-    expr = size.node.expr
+    expr = whole(size.node.expr)
     return int(expr) if expr.is_Integer else float(expr) if expr.is_Float else expr
 
 
@@ -169,6 +169,13 @@ class Translation:
         shapes, dtypes = tuple(map(shape_of, tensors)), tuple(each.dtype for each in tensors)
         if dtypes and dtypes[0] in NARROW and packet.removeprefix("aten.") in WRAPPING:
             raise Unsupported(f"arithmetic in {dtypes[0]}, which wraps around")
+        if any(dtype.is_complex for dtype in dtypes):
+            raise Unsupported("complex numbers")
+        if all(0 in shape for shape in shapes):  # there is nothing to compute
+            empty = [
+                Value(s, d, (None,) * len(s), lambda _: Const(0)) for s, d in zip(shapes, dtypes, strict=True)
+            ]
+            return tuple(empty) if isinstance(value, tuple | list) else empty[0]
         return TABLE[packet](Node(self.writer, self._arguments(node), shapes, dtypes))
 
     def _arguments(self, node: fx.Node) -> Mapping[str, Any]:

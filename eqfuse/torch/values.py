@@ -125,6 +125,8 @@ class Writer:
 
     def size_text(self, size: Extent) -> Expr:
         """An extent, as an expression: a number, or of the numbers of positions of axes."""
+        if not isinstance(size, int | float):
+            size = _plain(size)
         if isinstance(size, int | float):
             return Const(size)
         found = self._text(size)
@@ -139,10 +141,10 @@ class Writer:
             return self._real_text(size)
         top, bottom = size.as_numer_denom()
         if bottom != 1:
-            return call("floordiv", self.size_text(_plain(top)), self.size_text(_plain(bottom)))
+            return call("floordiv", self.size_text(top), self.size_text(bottom))
         if type(size).__name__ == "Add":
             return self._sum(size)
-        parts = [self.size_text(_plain(part)) for part in size.args]
+        parts = [self.size_text(part) for part in size.args]
         match type(size).__name__, parts:
             case "Mul", [first, *rest]:
                 return _folded("mul", first, rest)
@@ -159,7 +161,7 @@ class Writer:
 
     def _real_text(self, size: Extent) -> Expr:
         """A real number that is made of sizes."""
-        parts = [self.size_text(_plain(part)) for part in size.args]
+        parts = [self.size_text(part) for part in size.args]
         match type(size).__name__.removeprefix("OpaqueUnaryFn_"), parts:
             case "ToFloat", [whole]:
                 return whole
@@ -179,7 +181,7 @@ class Writer:
         signs = [(term, term.could_extract_minus_sign()) for term in size.args]
         found: Expr | None = None
         for term, is_negative in sorted(signs, key=lambda pair: pair[1]):
-            part = self.size_text(_plain(-term if is_negative else term))
+            part = self.size_text(-term if is_negative else term)
             if found is None:
                 found = call("neg", part) if is_negative else part
             else:

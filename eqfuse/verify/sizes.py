@@ -817,13 +817,16 @@ def _integer_values(
     values |= {name: ends for name, ends in _whole_range(program, dtypes) if name in values}
     delimiting: set[str] = set()
     numbers: dict[str, Ends] = {}
+    indices = _in_indices(program)
     for node in facts(program).comparisons if values else ():
         positions = _Positions(extents, integers, values)
         for name, (low, high), positional in positions.compared(*node.args):
             if positional:
                 values[name] = (low, high) if node.fn in ("eq", "ne") else (low, high + 1)
                 delimiting |= {name}
-            elif name not in delimiting:  # what it is compared with, and beyond
+            elif name not in delimiting and (
+                low >= 0 or name not in indices
+            ):  # what it is compared with, and beyond
                 before = numbers.get(name, (low, high))
                 numbers[name] = (min(low, before[0]), max(high, before[1]))
                 values[name] = (numbers[name][0], numbers[name][1] + GATHERED - 1)

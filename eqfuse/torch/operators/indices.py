@@ -17,7 +17,7 @@ from eqfuse.torch.operators.table import (
     operator,
 )
 from eqfuse.torch.operators.views import reshaped
-from eqfuse.torch.positions import Part, Position
+from eqfuse.torch.positions import Part, Position, axes_read
 from eqfuse.torch.values import Layout, Value, position
 
 
@@ -30,9 +30,7 @@ def read_at(node: Node, x: Value, dimension: int, place: Expr, positions: Sequen
         isinstance(part, Load) and part.tensor in computed for part in walk(place)
     ):
         return x.at([*positions[:dimension], (Part(place, size),), *positions[dimension + 1 :]])
-    used = [
-        part.name for p in positions for digit in p for part in walk(digit.index) if isinstance(part, Axis)
-    ]
+    used = axes_read(positions)
     used += [part.name for part in walk(place) if isinstance(part, Axis)]
     layout = x.layout[dimension]
     group = node.writer.axes((size,), (layout,), used)[0]
@@ -60,7 +58,9 @@ def _(node: Node) -> Value:
 @operator("gather", "take_along_dim")
 def _(node: Node) -> Value:
     x, index = node.value("self"), node.value("index")
-    dimension = node.given["dim"] % max(x.rank, 1)
+    if not x.rank:
+        return reshaped(node, x, node.shape)
+    dimension = node.given["dim"] % x.rank
 
     def read(positions: tuple[Position, ...]) -> Expr:
         return read_at(node, x, dimension, index.at(positions), positions)
@@ -71,6 +71,8 @@ def _(node: Node) -> Value:
 @operator("index_select")
 def _(node: Node) -> Value:
     x, index = node.value("self"), node.value("index")
+    if not x.rank:
+        return reshaped(node, x, node.shape)
     dimension = node.given["dim"] % x.rank
     layout = tuple(index.layout[0] if d == dimension else digits for d, digits in enumerate(x.layout))
 
@@ -127,6 +129,31 @@ def _(node: Node) -> Value:
     return Value(node.shape, node.dtype, tuple(layout), read)
 
 
+@operator("searchsorted", "bucketize")
+def _(node: Node) -> Value:
+    """How many sorted numbers stand before each: those that are not at least it, or with `right` not greater."""
+    x, ordered = (
+        node.value("self"),
+        node.value("boundaries" if "boundaries" in node.given else "sorted_sequence"),
+    )
+    if node.has("sorter"):
+        raise Unsupported("a sequence that is sorted by positions")
+    is_right = node.get("right", False) or node.get("side") == "right"
+    size, layout = ordered.shape[-1], ordered.layout[-1]
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        own = x.at(positions)
+        group = node.writer.axes((size,), (layout,), axes_read(positions))[0]
+        places = [*(positions[:-1] if ordered.rank > 1 else ()), position(group)]
+        is_behind = call("gt" if is_right else "ge", ordered.at(places), own)
+        found: Expr = call("where", is_behind, Const(0), Const(1))
+        for digit in reversed(group):
+            found = Reduce("sum", digit.axis, found)
+        return found
+
+    return Value(node.shape, node.dtype, x.layout, read)
+
+
 def broadcast_shape(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     rank = max(map(len, shapes))
     wide = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
@@ -144,7 +171,7 @@ def _(node: Node) -> Made:
 @operator("cross_entropy_loss")
 def _(node: Node) -> Made:
     x = node.value("self")
-    return picked(node, log_softmax(node, x, 1 if x.rank > 1 else 0), node.get("label_smoothing", 0.0))
+    return picked(node, log_softmax(node, x, (1 if x.rank > 1 else 0,)), node.get("label_smoothing", 0.0))
 
 
 def picked(node: Node, x: Value, smoothing: float = 0.0) -> Made:

@@ -52,19 +52,41 @@ def _select(c: Expr, a: Expr, b: Expr) -> Expr:
     return call("where", c, a, b)
 
 
+def _asinh(x: Expr) -> Expr:
+    """Of x from 0: log(x + sqrt(x x + 1)), exact near 0 and where x x is beyond float32."""
+    square = call("sq", x)
+    rest = call("div", square, call("add", call("sqrt", call("add", square, Const(1.0))), Const(1.0)))
+    far = call("add", call("log", x), Const(math.log(2)))
+    return _select(call("gt", x, Const(1e9)), far, call("log1p", call("add", x, rest)))
+
+
+def _leg(x: Expr) -> Expr:
+    """sqrt(x x - 1) of x from 1."""
+    below, above = (call("sqrt", call(fn, x, Const(1.0))) for fn in ("sub", "add"))
+    return call("mul", below, above)
+
+
 UNARY: dict[str, Function] = {
     "abs": _c("abs"), "neg": _c("neg"), "exp": _c("exp"), "log": _c("log"), "sqrt": _c("sqrt"),
     "rsqrt": _c("rsqrt"), "tanh": _c("tanh"), "sigmoid": _c("sigmoid"), "relu": _c("relu"), "silu": _c("silu"),
     "erf": _c("erf"), "sin": _c("sin"), "cos": _c("cos"), "floor": _c("floor"), "sign": _c("sign"),
-    "round": _c("round"), "square": _c("sq"), "log1p": _c("log1p"), "expm1": _c("expm1"),
+    "square": _c("sq"), "log1p": _c("log1p"), "expm1": _c("expm1"),
     "reciprocal": lambda x: call("div", Const(1.0), x),
     "ceil": lambda x: call("neg", call("floor", call("neg", x))),
     "trunc": lambda x: call("mul", call("sign", x), call("floor", call("abs", x))),
     "log2": lambda x: call("mul", call("log", x), Const(1 / math.log(2))),
     "log10": lambda x: call("mul", call("log", x), Const(1 / math.log(10))),
     "exp2": lambda x: call("exp", call("mul", x, Const(math.log(2)))),
+    "tan": lambda x: call("div", call("sin", x), call("cos", x)),
+    "sinh": lambda x: call("mul", Const(0.5), call("sub", call("expm1", x), call("expm1", call("neg", x)))),
+    "cosh": lambda x: call("mul", Const(0.5), call("add", call("exp", x), call("exp", call("neg", x)))),
+    "atanh": lambda x: call("mul", Const(0.5), call("sub", call("log1p", x), call("log1p", call("neg", x)))),
+    "asinh": lambda x: call("mul", call("sign", x), _asinh(call("abs", x))),
+    "acosh": lambda x: call("log", call("add", x, _leg(x))),
+    "sgn": _c("sign"),
 }  # fmt: skip
 """Functions of one number."""
+
 
 COMPARED = {"le": "le", "lt": "lt", "ge": "ge", "gt": "gt", "eq": "eq", "ne": "ne"}
 
@@ -91,14 +113,27 @@ for _name, _fn in UNARY.items():
     _unary(_name, _fn)
 
 
+@operator("round")
+def _(node: Node) -> Value:
+    x, decimals = node.value("self"), node.get("decimals", 0)
+    check_wide(node.dtype)
+    apart, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    scale = Const(10.0 ** abs(decimals))
+
+    def compute(e: Expr) -> Expr:
+        return call(back, call("round", call(apart, e, scale)), scale) if decimals else call("round", e)
+
+    return elementwise(node.shape, node.dtype, [x], lambda e: compute(number(x, e)))
+
+
 def _comparison(name: str, fn: str) -> None:
     @operator(name)
     def entry(node: Node) -> Value:
         a, b = node.value("self"), node.value("other")
-        are_truths = a.is_truth and b.is_truth
+        as_they_are = a.is_truth and b.is_truth and fn in ("eq", "ne")
 
         def compute(x: Expr, y: Expr) -> Expr:
-            return call(fn, x, y) if are_truths else compared(fn, number(a, x), number(b, y))
+            return call(fn, x, y) if as_they_are else compared(fn, number(a, x), number(b, y))
 
         return elementwise(node.shape, node.dtype, [a, b], compute)
 
@@ -120,6 +155,11 @@ def _arithmetic(node: Node, fn: Function, first: str = "self", second: str = "ot
 
 @operator("add")
 def _(node: Node) -> Value:
+    if node.dtype == torch.bool:
+        a, b, alpha = node.value("self"), node.value("other"), bool(node.get("alpha", 1))
+        return elementwise(
+            node.shape, node.dtype, [a, b], lambda x, y: either(truth(a, x), both(Const(alpha), truth(b, y)))
+        )
     return _arithmetic(node, _add)
 
 
@@ -142,9 +182,7 @@ def _reversed(node: Node) -> Value:
 
 @operator("mul")
 def _(node: Node) -> Value:
-    if node.value("self").is_truth and node.value("other").is_truth:
-        return _logic(node, "and")
-    return _arithmetic(node, _mul)
+    return _logic(node, "and") if node.dtype == torch.bool else _arithmetic(node, _mul)
 
 
 @operator("div", "true_divide")
@@ -156,8 +194,16 @@ def _(node: Node) -> Value:
             return _arithmetic(node, _c("floordiv"))
         case "floor":
             return _arithmetic(node, lambda x, y: call("floor", call("div", x, y)))
-        case mode:
-            raise Unsupported(f"division with rounding_mode={mode!r}")
+        case _ if not node.dtype.is_floating_point:  # towards 0
+            return _arithmetic(node, divided_towards_zero)
+        case _:
+            return _arithmetic(node, lambda x, y: UNARY["trunc"](call("div", x, y)))
+
+
+def divided_towards_zero(x: Expr, y: Expr) -> Expr:
+    """The quotient of integers, rounded towards 0."""
+    size = call("floordiv", call("abs", x), call("abs", y))
+    return call("mul", call("mul", call("sign", x), call("sign", y)), size)
 
 
 @operator("floor_divide")
@@ -192,6 +238,26 @@ def _(node: Node) -> Value:
 @operator("minimum")
 def _(node: Node) -> Value:
     return _arithmetic(node, _c("minimum"))
+
+
+def _but_nan(fn: str) -> Function:
+    """An extreme that is the other number where one is NaN."""
+
+    def compute(x: Expr, y: Expr) -> Expr:
+        found = call(fn, x, y)
+        return _select(call("ne", x, x), y, _select(call("ne", y, y), x, found))
+
+    return compute
+
+
+@operator("fmax")
+def _(node: Node) -> Value:
+    return _arithmetic(node, _but_nan("maximum") if node.dtype.is_floating_point else _c("maximum"))
+
+
+@operator("fmin")
+def _(node: Node) -> Value:
+    return _arithmetic(node, _but_nan("minimum") if node.dtype.is_floating_point else _c("minimum"))
 
 
 LARGEST_EXPONENT = 64
@@ -285,7 +351,8 @@ def _(node: Node) -> Value:
             values.append(node.value(end))
             ends.append(fn if x.is_real else of_integers)
 
-    def compute(e: Expr, *bounds: Expr) -> Expr:
+    def compute(*given: Expr) -> Expr:
+        e, *bounds = map(number, values, given)
         for fn, bound in zip(ends, bounds, strict=True):
             e = call(fn, e, bound)
         return e
@@ -296,7 +363,8 @@ def _(node: Node) -> Value:
 @operator("hardtanh")
 def _(node: Node) -> Value:
     x = node.value("self")
-    low, high = (Const(float(node.get(end, own))) for end, own in (("min_val", -1), ("max_val", 1)))
+    kind = float if x.is_real else int  # torch rounds the ends of integers towards 0
+    low, high = (Const(kind(node.get(end, own))) for end, own in (("min_val", -1), ("max_val", 1)))
 
     def compute(e: Expr) -> Expr:  # torch's derivative at the ends is 0
         below, above = call("le", e, low), call("ge", e, high)
@@ -339,8 +407,9 @@ def _(node: Node) -> Value:
 @operator("masked_fill")
 def _(node: Node) -> Value:
     x, mask, value = node.value("self"), node.value("mask"), node.value("value")
+    kind = truth if node.dtype == torch.bool else number
     return elementwise(
-        node.shape, node.dtype, [x, mask, value], lambda e, p, v: _select(p, number(value, v), number(x, e))
+        node.shape, node.dtype, [x, mask, value], lambda e, p, v: _select(p, kind(value, v), kind(x, e))
     )
 
 
@@ -371,7 +440,13 @@ def _(node: Node) -> Value:
     return _logic(node, "or")
 
 
-@operator("logical_xor", "bitwise_xor")
+@operator("logical_xor")
+def _(node: Node) -> Value:
+    a, b = node.value("self"), node.value("other")
+    return elementwise(node.shape, node.dtype, [a, b], lambda x, y: call("ne", truth(a, x), truth(b, y)))
+
+
+@operator("bitwise_xor", "__xor__")
 def _(node: Node) -> Value:
     a, b = node.value("self"), node.value("other")
     if not (a.is_truth and b.is_truth):
@@ -418,8 +493,12 @@ def _(node: Node) -> Value:
 
 @operator("isinf")
 def _(node: Node) -> Value:
+    x = node.value("self")
     return elementwise(
-        node.shape, node.dtype, [node.value("self")], lambda e: call("eq", call("abs", e), Const(math.inf))
+        node.shape,
+        node.dtype,
+        [x],
+        lambda e: call("eq", call("abs", e), Const(math.inf)) if x.is_real else Const(False),
     )
 
 

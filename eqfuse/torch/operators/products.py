@@ -188,7 +188,7 @@ def _(node: Node) -> Made:
     dot = _aligned(node, q, turned)
     scores = elementwise(dot.shape, dot.dtype, [dot], lambda e: call("mul", e, factor))
     masked = _masked(node, scores)
-    weights = softmax(node, masked, masked.rank - 1, safe=node.has("attn_mask"))
+    weights = softmax(node, masked, (masked.rank - 1,), safe=node.has("attn_mask"))
     made = cast(_aligned(node, weights, heads[1]), node.dtype)
     if len(node.shapes) == 1:
         return made

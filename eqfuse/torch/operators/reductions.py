@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from eqfuse.torch.operators.table import (
     truth,
 )
 from eqfuse.torch.operators.views import reshaped
-from eqfuse.torch.positions import Position
+from eqfuse.torch.positions import Position, axes_read, divided, minus
 from eqfuse.torch.values import Digit, Line, Value, axes_in, position, power
 
 
@@ -51,6 +52,8 @@ def reduced(
     bound = [digit.axis for d in dimensions for digit in groups[d]]
     free = tuple(() if d in dimensions else group for d, group in enumerate(groups))
     like = Value(kept_shape(x, dimensions), dtype or x.dtype, free, x.read)
+    if not bound and op in ("argmax", "argmin"):
+        return Value(like.shape, like.dtype, free, lambda _: Const(0))
     if not bound:
         return Value(like.shape, like.dtype, free, lambda p: after(body(number(x, x.at(p)))))
     if op in REDUCTIONS:
@@ -110,7 +113,7 @@ def _place(op: str) -> None:
     @operator(op)
     def entry(node: Node) -> Value:
         x = node.value("self")
-        if node.given.get("dim") is None:
+        if node.given.get("dim") is None or not x.rank:
             x = reshaped(node, x, [math.prod(x.shape)])
         dimensions = node.dimensions("dim", x.rank)
         if len(node.writer.axes(x.shape, x.layout)[dimensions[0]]) > 1:
@@ -151,7 +154,11 @@ def _variance(node: Node, x: Value, dimensions: Sequence[int], correction: Any) 
     if correction == 0:
         return mean, reduced(node, apart, dimensions, "mean", "var")
     count = node.writer.size_text(math.prod(x.shape[dimension] for dimension in dimensions))
-    divisor = call("sub", count, Const(correction))
+    if isinstance(count, Const):  # torch divides by no negative number
+        divisor: Expr = Const(float(max(count.value - correction, 0)))
+    else:
+        divisor = call("sub", count, Const(correction))
+        divisor = divisor if correction <= 1 else call("maximum", divisor, Const(0))
     return mean, reduced(node, apart, dimensions, "sum", "var", after=lambda e: call("div", e, divisor))
 
 
@@ -181,53 +188,45 @@ def _(node: Node) -> Made:
     return dropped(node, var), dropped(node, mean)
 
 
+def _norm(node: Node, x: Value, dimensions: Sequence[int], order: float) -> Value:
+    """The norm of an order, with the reduced dimensions kept."""
+
+    def folded(op: str, body: Callable[[Expr], Expr], after: Callable[[Expr], Expr] = lambda e: e) -> Value:
+        return reduced(node, x, dimensions, op, "norm", body=body, after=after)
+
+    def absolute(e: Expr) -> Expr:
+        return call("abs", e)
+
+    match order:
+        case 2.0:
+            return folded("sum", lambda e: call("sq", e), lambda e: call("root", e))
+        case 1.0:
+            return folded("sum", absolute)
+        case 0.0:
+            return folded("sum", lambda e: call("where", call("ne", e, Const(0)), Const(1.0), Const(0.0)))
+        case math.inf:
+            return folded("max", absolute)
+        case _ if order == -math.inf:
+            return folded("min", absolute)
+        case _:
+            return folded("sum", lambda e: power(absolute(e), order), lambda e: power(e, 1 / order))
+
+
 @operator("linalg_vector_norm", "norm")
 def _(node: Node) -> Value:
     x = node.value("self")
-    order = node.get("ord", node.get("p", 2))
-    dimensions = node.dimensions("dim", x.rank)
-    match float(order):
-        case 2.0:
-            kept = reduced(
-                node,
-                x,
-                dimensions,
-                "sum",
-                "norm",
-                body=lambda e: call("sq", e),
-                after=lambda e: call("root", e),
-            )
-        case 1.0:
-            kept = reduced(node, x, dimensions, "sum", "norm", body=lambda e: call("abs", e))
-        case other if other == float("inf"):
-            kept = reduced(node, x, dimensions, "max", "norm", body=lambda e: call("abs", e))
-        case 0.0:
-            kept = reduced(
-                node,
-                x,
-                dimensions,
-                "sum",
-                "norm",
-                body=lambda e: call("where", call("ne", e, Const(0)), Const(1.0), Const(0.0)),
-            )
-        case other if other == float("-inf"):
-            kept = reduced(node, x, dimensions, "min", "norm", body=lambda e: call("abs", e))
-        case other:
-            kept = reduced(
-                node, x, dimensions, "sum", "norm",
-                body=lambda e: power(call("abs", e), other), after=lambda e: power(e, 1 / other),
-            )  # fmt: skip
-    return dropped(node, kept)
+    order = float(node.get("ord", node.get("p", 2)))
+    return dropped(node, _norm(node, x, node.dimensions("dim", x.rank), order))
 
 
 # -- softmax and norms -----------------------------------------------------------------------------
 
 
-def softmax(node: Node, x: Value, dimension: int, *, safe: bool = False) -> Value:
+def softmax(node: Node, x: Value, dimensions: Sequence[int], *, safe: bool = False) -> Value:
     """Numbers relative to the sum of their exponentials; with `safe` 0 where all are -inf."""
-    top = reduced(node, x, (dimension,), "max", "max")
+    top = reduced(node, x, dimensions, "max", "max")
     raised = elementwise(x.shape, x.dtype, [x, top], lambda e, m: call("exp", call("sub", e, m)))
-    total = reduced(node, raised, (dimension,), "sum", "sum")
+    total = reduced(node, raised, dimensions, "sum", "sum")
     if not safe:
         return elementwise(x.shape, x.dtype, [raised, total], lambda e, s: call("div", e, s))
     nothing = Const(float("-inf"))
@@ -239,11 +238,11 @@ def softmax(node: Node, x: Value, dimension: int, *, safe: bool = False) -> Valu
     )
 
 
-def _prepared(node: Node) -> tuple[Value, int]:
+def _prepared(node: Node) -> tuple[Value, tuple[int, ...]]:
     x = node.value("self")
     if node.dtype != x.dtype:
         x = cast(x, node.dtype)
-    return x, node.get("dim", -1) % max(x.rank, 1)
+    return x, node.dimensions("dim", x.rank)
 
 
 @operator("softmax", "_softmax")
@@ -256,11 +255,11 @@ def _(node: Node) -> Value:
     return softmax(node, *_prepared(node), safe=True)
 
 
-def log_softmax(node: Node, x: Value, dimension: int) -> Value:
+def log_softmax(node: Node, x: Value, dimensions: Sequence[int]) -> Value:
     """The logarithm of a softmax."""
-    top = reduced(node, x, (dimension,), "max", "max")
+    top = reduced(node, x, dimensions, "max", "max")
     apart = elementwise(x.shape, x.dtype, [x, top], lambda e, m: call("sub", e, m))
-    total = reduced(node, apart, (dimension,), "sum", "sum", body=lambda e: call("exp", e))
+    total = reduced(node, apart, dimensions, "sum", "sum", body=lambda e: call("exp", e))
     return elementwise(x.shape, x.dtype, [apart, total], lambda e, s: call("sub", e, call("log", s)))
 
 
@@ -422,6 +421,8 @@ def outermost(x: Value, op: str) -> Expr:
     """The number of a value's dtype that no other one is beyond: what `max` or `min` of nothing is."""
     if x.is_real:
         return Const(-math.inf if op == "max" else math.inf)
+    if x.is_truth:
+        return Const(0 if op == "max" else 1)
     ends = torch.iinfo(x.dtype)
     return Const(ends.min if op == "max" else ends.max)
 
@@ -467,12 +468,30 @@ def _first_places(x: Value) -> Value:
     return Value(x.shape, torch.int64, x.layout, lambda _: Const(0))
 
 
-@operator("sort")
-def _(node: Node) -> Made:
-    """By rank, which is how many numbers stand before each, NaN being the greatest: as many steps as the square of the extent."""
-    x, dimension = _ordered(node, node.get("dim", -1))
-    if x.rank == 0 or x.shape[dimension] == 1:
-        return x, _first_places(x)
+@dataclass(frozen=True)
+class Ranked:
+    """The rank of each number along a dimension: how many stand before it, NaN being the greatest."""
+
+    node: Node
+    x: Value
+    groups: tuple[tuple[Digit, ...], ...]
+    dimension: int
+    inner: str
+    places: Sequence[Position]
+    rank: Value
+
+    def picked(self, at: Expr) -> tuple[Expr, Expr]:
+        """The number that has the rank `at`, and its position."""
+        stands = call("eq", self.rank.at(self.places), at)
+
+        def picked(what: Expr) -> Expr:
+            return Reduce("sum", self.inner, call("where", stands, what, Const(0)))
+
+        return picked(self.x.at(self.places)), picked(Axis(self.inner))
+
+
+def _ranked(node: Node, x: Value, dimension: int, descending: bool) -> Ranked:
+    """It takes as many steps as the square of the extent."""
     groups, inner, places = _beside(node, x, dimension)
     outer = groups[dimension][0].axis
     own, other = x.at([position(group) for group in groups]), x.at(places)
@@ -482,20 +501,119 @@ def _(node: Node) -> Made:
         return either(less, both(call("ne", b, b), call("eq", a, a))) if x.is_real else less
 
     before, behind = is_less(other, own), is_less(own, other)
-    if node.get("descending", False):
+    if descending:
         before, behind = behind, before
     alike = both(call("lt", Axis(inner), Axis(outer)), negated(behind))
     count = call("where", either(before, alike), Const(1), Const(0))
     like = Value(x.shape, torch.int64, groups, x.read)
     rank = node.writer.defined(like, groups, Reduce("sum", inner, count), "rank")
-    stands = call("eq", rank.at(places), Axis(outer))
+    return Ranked(node, x, groups, dimension, inner, places, rank)
 
-    def at_rank(what: Expr, like: Value, word: str) -> Value:
-        picked = Reduce("sum", inner, call("where", stands, what, Const(0)))
-        return node.writer.defined(like, groups, picked, word)
 
-    values = at_rank(other, Value(x.shape, x.dtype, groups, x.read), "sorted")
-    return values, at_rank(Axis(inner), like, "place")
+@operator("sort")
+def _(node: Node) -> Made:
+    x, dimension = _ordered(node, node.get("dim", -1))
+    if x.rank == 0 or x.shape[dimension] == 1:
+        return x, _first_places(x)
+    found = _ranked(node, x, dimension, node.get("descending", False))
+    groups = found.groups
+    values, places = found.picked(Axis(groups[dimension][0].axis))
+    like, of_places = (Value(x.shape, dtype, groups, x.read) for dtype in (x.dtype, torch.int64))
+    return (
+        node.writer.defined(like, groups, values, "sorted"),
+        node.writer.defined(of_places, groups, places, "place"),
+    )
+
+
+def _of_rank(node: Node, x: Value, dimension: int, rank: Callable[[Ranked], Expr]) -> tuple[Value, Value]:
+    """The number of a rank that each row has, and its position; the dimension is kept."""
+    if x.rank == 0 or x.shape[dimension] == 1:
+        return x, _first_places(x)
+    found = _ranked(node, x, dimension, descending=False)
+    groups = tuple(() if d == dimension else group for d, group in enumerate(found.groups))
+    values, places = found.picked(rank(found))
+    shape = kept_shape(x, (dimension,))
+    like, of_places = (Value(shape, dtype, groups, x.read) for dtype in (x.dtype, torch.int64))
+    writer = node.writer
+    return writer.defined(like, groups, values, "ranked"), writer.defined(of_places, groups, places, "place")
+
+
+@operator("kthvalue")
+def _(node: Node) -> Made:
+    x, dimension = _ordered(node, node.get("dim", -1))
+    rank = minus(node.writer.size_text(node.given["k"]), Const(1))
+    values, places = _of_rank(node, x, dimension, lambda _: rank)
+    return reshaped(node, values, node.shapes[0]), reshaped(node, places, node.shapes[1])
+
+
+def _median(name: str, *, skips_nan: bool) -> None:
+    """The lower of the numbers in the middle: NaN where there is any, or with `skips_nan` where there is nothing else."""
+
+    @operator(name)
+    def entry(node: Node) -> Made:
+        x, dimension = _ordered(node, node.get("dim", 0))
+        if not node.has("dim"):
+            x = reshaped(node, x, [math.prod(x.shape)])
+
+        def rank(found: Ranked) -> Expr:
+            count = node.writer.size_text(x.shape[dimension])
+            if not x.is_real:
+                return divided(minus(count, Const(1)), Const(2))
+            each = x.at(found.places)
+            nans = Reduce("sum", found.inner, call("where", call("ne", each, each), Const(1), Const(0)))
+            numbers = minus(count, nans)
+            if skips_nan:
+                return call("maximum", divided(minus(numbers, Const(1)), Const(2)), Const(0))
+            return call(
+                "where", call("lt", numbers, count), numbers, divided(minus(count, Const(1)), Const(2))
+            )
+
+        values, places = _of_rank(node, x, dimension, rank)
+        if len(node.shapes) == 1:
+            return dropped(node, values)
+        return reshaped(node, values, node.shapes[0]), reshaped(node, places, node.shapes[1])
+
+
+_median("median", skips_nan=False)
+_median("nanmedian", skips_nan=True)
+
+
+@operator("histc")
+def _(node: Node) -> Value:
+    """How many numbers are in each of equal bins, of which the last one has its end; others are in none."""
+    x, bins = node.value("self"), node.get("bins", 100)
+    low, high = (Const(float(node.get(end, 0))) for end in ("min", "max"))
+    x = reshaped(node, x, [math.prod(x.shape)])
+    writer = node.writer
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        here = writer.radix.flat(positions[0])
+        groups = writer.axes(x.shape, x.layout, axes_read(positions))
+        e = x.at([position(group) for group in groups])
+        scaled = call("div", call("mul", call("sub", e, low), Const(float(bins))), call("sub", high, low))
+        place = call("minimum", call("floor", scaled), Const(float(bins - 1)))
+        inside = both(call("ge", e, low), call("le", e, high))
+        found: Expr = call("where", both(inside, call("eq", place, here)), Const(1.0), Const(0.0))
+        for axis in reversed(axes_in(groups)):
+            found = Reduce("sum", axis, found)
+        return found
+
+    if low == high:
+        raise Unsupported("bins from the least to the greatest number of the data (give min and max)")
+    return Value(node.shape, node.dtype, (None,), read)
+
+
+@operator("_cdist_forward")
+def _(node: Node) -> Value:
+    """Distances of all rows of one to all rows of another."""
+    one, other, order = node.value("x1"), node.value("x2"), float(node.given["p"])
+    shape = (*node.shape, one.shape[-1])
+    rows, columns = (
+        reshaped(node, each, [*each.shape[: each.rank - 2], *middle, each.shape[-1]])
+        for each, middle in ((one, (one.shape[-2], 1)), (other, (1, other.shape[-2])))
+    )
+    apart = elementwise(shape, node.dtype, [rows, columns], lambda e, f: call("sub", e, f))
+    return dropped(node, _norm(node, apart, (len(shape) - 1,), order))
 
 
 @operator("topk")
@@ -504,7 +622,7 @@ def _(node: Node) -> Made:
     if not isinstance(count, int):
         raise Unsupported("topk with a number of ranks that is not constant")
     if x.rank == 0:
-        raise Unsupported("topk of a tensor without axes")
+        return reshaped(node, x, node.shapes[0]), reshaped(node, _first_places(x), node.shapes[1])
     dimension, greatest = node.get("dim", -1) % x.rank, node.get("largest", True)
     writer = node.writer
     layout = tuple(None if d == dimension else digits for d, digits in enumerate(x.layout))

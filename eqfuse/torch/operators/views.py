@@ -419,7 +419,9 @@ def _rolled(radix: Radix, text: Callable[[Size], Expr], x: Value, dimension: int
 @operator("unfold")
 def _(node: Node) -> Value:
     x, dimension, step = node.value("self"), node.given["dimension"], node.given["step"]
-    dimension = dimension % max(x.rank, 1)
+    if not x.rank:
+        return reshaped(node, x, node.shape)
+    dimension = dimension % x.rank
     radix, size = node.writer.radix, x.shape[dimension]
 
     def move(positions: tuple[Position, ...]) -> Sequence[Position]:
@@ -512,6 +514,8 @@ _triangle("triu", "ge")
 @operator("arange")
 def _(node: Node) -> Value:
     start, step = node.get("start", 0), node.get("step", 1)
+    if not node.dtype.is_floating_point:  # torch rounds both towards 0
+        start, step = (int(end) if isinstance(end, float) else end for end in (start, step))
     radix, text = node.writer.radix, node.writer.size_text
 
     def read(positions: tuple[Position, ...]) -> Expr:

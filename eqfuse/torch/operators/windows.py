@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -12,11 +12,13 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from eqfuse.terms.nodes import Const, Expr, call
+from eqfuse.torch.operators.pointwise import divided_towards_zero
 from eqfuse.torch.operators.products import contracted
 from eqfuse.torch.operators.reductions import dropped, outermost, reduced
-from eqfuse.torch.operators.table import Made, Node, both, elementwise, operator
+from eqfuse.torch.operators.table import Made, Node, Unsupported, both, elementwise, number, operator
 from eqfuse.torch.operators.views import moved, reshaped
 from eqfuse.torch.positions import (
+    FINEST,
     Part,
     Position,
     Size,
@@ -248,7 +250,8 @@ def _averaged(
 ) -> Value:
     """The sum of each window, divided by a number, or by how many positions of it count."""
     x, writer = node.value("self"), node.writer
-    seen = windowed(node, x, windows, Const(0.0))
+    divide = partial(call, "div") if x.is_real else divided_towards_zero
+    seen = windowed(node, x, windows, Const(0.0 if x.is_real else 0))
     total = dropped(node, reduced(node, seen, range(x.rank, seen.rank), "sum", "sum"))
 
     def read(positions: tuple[Position, ...]) -> Expr:
@@ -257,7 +260,8 @@ def _averaged(
             window.counted(writer, writer.radix.flat(y), with_padding)
             for window, y in zip(windows, places, strict=True)
         )
-        return call("div", total.at(positions), Const(divisor) if divisor else reduce(times, each))
+        count = Const(divisor) if divisor else reduce(times, each)
+        return divide(total.at(positions), count)
 
     return Value(total.shape, node.dtype, total.layout, read)
 
@@ -283,3 +287,127 @@ def _pooling(count: int) -> None:
 
 _pooling(2)
 _pooling(3)
+
+
+# -- resampling ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """A dimension of `size` positions by `count` of them, `step / of` positions apart; with `aligns` the last ones of both meet."""
+
+    size: Size
+    count: Size
+    step: Size
+    of: Size
+    aligns: bool
+
+    def source(self, writer: Writer, y: Expr) -> tuple[Expr, Expr]:
+        """Where position `y` lies between those of the dimension, as a ratio: torch's `area_pixel_compute_source_index`."""
+        if self.aligns:
+            return times(y, writer.size_text(self.size - 1)), writer.size_text(self.count - 1)
+        doubled = times(plus(times(y, Const(2)), Const(1)), writer.size_text(self.step))
+        return minus(doubled, writer.size_text(self.of)), writer.size_text(2 * self.of)
+
+
+Tap = tuple[Expr, Expr | None]
+"""A position of a dimension, which may be outside, and its weight; None is 1."""
+
+
+def _nearest(writer: Writer, y: Expr, along: Resampling) -> Sequence[Tap]:
+    return [(divided(times(y, writer.size_text(along.step)), writer.size_text(along.of)), None)]
+
+
+def _nearest_to_middle(writer: Writer, y: Expr, along: Resampling) -> Sequence[Tap]:
+    doubled = times(plus(times(y, Const(2)), Const(1)), writer.size_text(along.step))
+    return [(divided(doubled, writer.size_text(2 * along.of)), None)]
+
+
+def _linear(writer: Writer, y: Expr, along: Resampling) -> Sequence[Tap]:
+    top, bottom = along.source(writer, y)
+    top = top if along.aligns else call("maximum", top, Const(0))
+    first = divided(top, bottom)
+    behind = call("div", remaining(top, bottom), bottom)
+    return [(first, call("sub", Const(1.0), behind)), (plus(first, Const(1)), behind)]
+
+
+def _cubic(writer: Writer, y: Expr, along: Resampling) -> Sequence[Tap]:
+    """Keys' convolution (1981) with a = -3/4, as torch has it."""
+    top, bottom = along.source(writer, y)
+    first, behind = divided(top, bottom), call("div", remaining(top, bottom), bottom)
+    ahead = call("sub", Const(1.0), behind)
+
+    def cubic(x: Expr, *coefficients: float) -> Expr:
+        found: Expr = Const(coefficients[0])
+        for each in coefficients[1:]:
+            found = call("mul", found, x) if each == 0 else call("add", call("mul", found, x), Const(each))
+        return found
+
+    near, far = (1.25, -2.25, 0.0, 1.0), (-0.75, 3.75, -6.0, 3.0)
+    weights = (
+        cubic(call("add", behind, Const(1.0)), *far), cubic(behind, *near), cubic(ahead, *near),
+        cubic(call("add", ahead, Const(1.0)), *far),
+    )  # fmt: skip
+    return [(plus(first, Const(step)), weight) for step, weight in zip((-1, 0, 1, 2), weights, strict=True)]
+
+
+def _resamplings(node: Node, x: Value, count: int) -> list[Resampling]:
+    """Of the last dimensions. Raises Unsupported for a scale that is no ratio of small integers."""
+    names = ("scale_factors", "scales", "scales_d", "scales_h", "scales_w")
+    given = [node.given[name] for name in names if node.has(name)]
+    scales = [scale for each in given for scale in (each if isinstance(each, list | tuple) else [each])]
+    found = []
+    for d, scale in zip(range(x.rank - count, x.rank), scales or [None] * count, strict=True):
+        step, of = x.shape[d], node.shape[d]
+        if scale is not None:
+            of, step = float(scale).as_integer_ratio()
+            if step > FINEST:
+                raise Unsupported(f"a scale of {scale}, which is no multiple of 1/{FINEST} (give the size)")
+        found.append(Resampling(x.shape[d], node.shape[d], step, of, node.get("align_corners", False)))
+    return found
+
+
+def _resampled(node: Node, count: int, taps: Callable[[Writer, Expr, Resampling], Sequence[Tap]]) -> Value:
+    """The last dimensions of a value by other numbers of positions. What lies outside is the nearest position inside."""
+    x, writer = node.value("self" if "self" in node.given else "input"), node.writer
+    if not x.is_real and taps in (_linear, _cubic):
+        raise Unsupported("means of integers")
+    behind = x.rank - count
+    resamplings = _resamplings(node, x, count)
+
+    def inside(place: Expr, size: Size) -> Expr:
+        lowest = call("maximum", place, Const(0)) if taps is _cubic else place
+        return call("minimum", lowest, writer.size_text(size - 1))
+
+    def along(positions: Sequence[Position], places: Sequence[Position]) -> Expr:
+        d = len(places)
+        if d == x.rank:
+            return number(x, x.at(places))
+        one = resamplings[d - behind]
+        if one.size == 1 or one.count == 1 and one.aligns:
+            return along(positions, [*places, (Part(Const(0), one.size),)])
+        found: Expr | None = None
+        for place, weight in taps(writer, writer.radix.flat(positions[d]), one):
+            part = along(positions, [*places, (Part(inside(place, one.size), one.size),)])
+            part = part if weight is None else call("mul", weight, part)
+            found = part if found is None else call("add", found, part)
+        assert found is not None
+        return found
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        return along(positions, positions[:behind])
+
+    return Value(node.shape, node.dtype, (*x.layout[:behind], *[None] * count), read)
+
+
+def _resampling(name: str, count: int, taps: Callable[[Writer, Expr, Resampling], Sequence[Tap]]) -> None:
+    @operator(name)
+    def entry(node: Node) -> Value:
+        return _resampled(node, count, taps)
+
+
+_resampling("upsample_bicubic2d", 2, _cubic)
+for _count, _name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
+    _resampling(f"upsample_nearest{_count}d", _count, _nearest)
+    _resampling(f"_upsample_nearest_exact{_count}d", _count, _nearest_to_middle)
+    _resampling(f"upsample_{_name}", _count, _linear)

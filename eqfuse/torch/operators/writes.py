@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from eqfuse.terms.nodes import Axis, Const, Expr, Reduce, call, walk
+from eqfuse.terms.nodes import Const, Expr, Reduce, call
 from eqfuse.torch.operators.indices import broadcast_shape
 from eqfuse.torch.operators.pointwise import cast
+from eqfuse.torch.operators.reductions import dropped, outermost
 from eqfuse.torch.operators.table import (
     Node,
     Unsupported,
@@ -18,7 +19,8 @@ from eqfuse.torch.operators.table import (
     operator,
     truth,
 )
-from eqfuse.torch.positions import Position, Size, plus, times
+from eqfuse.torch.operators.views import reshaped
+from eqfuse.torch.positions import Position, Size, axes_read, plus, times
 from eqfuse.torch.values import Layout, Value, axes_in, position
 
 Places = Sequence[Position]
@@ -27,7 +29,7 @@ Places = Sequence[Position]
 @dataclass(frozen=True)
 class Write:
     """Numbers of a shape that go to positions of `x`: `goes` says whether the one at `q` goes to position `p`, which is
-    told by the dimensions `keys` of `x`; `given` is that number. `plain` is a dimension of `x` where only the one at the
+    told by the dimensions `keys` of `x`; `given` is that number. Where `within` does not hold of `p` none goes there. `plain` is a dimension of `x` where only the one at the
     same position may go, if there is any."""
 
     x: Value
@@ -37,17 +39,48 @@ class Write:
     given: Callable[[Places, Places], Expr]
     keys: Sequence[int]
     plain: int | None = None
+    within: Callable[[Places], Expr] = lambda _: Const(True)
+
+    def at(self, q: Places, p: Places) -> Expr:
+        """Whether the number at `q` goes to position `p`."""
+        return both(self.within(p), self.goes(q, p))
 
 
-def written(node: Node, write: Write, *, adds: bool = False) -> Value:
-    """The value with the numbers in it, or added to it. Of several that go to one position the last stays."""
+@dataclass(frozen=True)
+class Fold:
+    """How the numbers that go to one position are folded (`op`), and joined with what stands there (`join`): if `with_own`, or
+    else where none goes there. The mean is a sum that is divided by how many there are."""
+
+    op: str
+    join: str
+    is_mean: bool = False
+    with_own: bool = True
+
+    def nothing(self, x: Value) -> Expr:
+        """The fold of no numbers of a value's dtype."""
+        return outermost(x, self.op) if self.op in ("max", "min") else Const(1 if self.op == "prod" else 0)
+
+
+SUM = Fold("sum", "add")
+
+FOLDS = {
+    "add": SUM,
+    "sum": SUM,
+    "mean": Fold("sum", "add", is_mean=True),
+    "multiply": Fold("prod", "mul"),
+    "prod": Fold("prod", "mul"),
+    "amax": Fold("max", "maximum"),
+    "amin": Fold("min", "minimum"),
+}
+"""By torch's names."""
+
+
+def written(node: Node, write: Write, fold: Fold | None = None) -> Value:
+    """The value with the numbers in it, or folded with them. Without a fold the last of several that go to one position stays."""
     x, writer = write.x, node.writer
 
     def over(op: str, p: Places, body: Callable[[Places], Expr]) -> Expr:
-        used = [
-            axis.name for place in p for part in place for axis in walk(part.index) if isinstance(axis, Axis)
-        ]
-        groups = writer.axes(write.shape, write.layout, used)
+        groups = writer.axes(write.shape, write.layout, axes_read(p))
         found = body([position(group) for group in groups])
         for axis in reversed(axes_in(groups)):
             found = Reduce(op, axis, found)
@@ -75,72 +108,90 @@ def written(node: Node, write: Write, *, adds: bool = False) -> Value:
             if not writer.agree(size, x.shape[dimension]):
                 held = both(call("lt", writer.radix.flat(p[dimension]), writer.size_text(size)), held)
             own, given = number(x, x.at(p)), write.given(q, p)
-            if adds:
-                return call("add", own, call("where", held, given, Const(0)))
+            if fold is not None:
+                return call(fold.join, own, call("where", held, given, fold.nothing(x)))
             return given if held == Const(True) else call("where", held, given, own)
 
         return result(direct)
-    if adds:
-        return result(
-            lambda p: call(
-                "add", number(x, x.at(p)),
-                over("sum", p, lambda q: call("where", write.goes(q, p), write.given(q, p), Const(0))),
-            )
-        )  # fmt: skip
+    if fold is not None:
+        nothing = fold.nothing(x)
+
+        def folded(p: Places) -> Expr:
+            found = over(fold.op, p, lambda q: call("where", write.at(q, p), write.given(q, p), nothing))
+            own = number(x, x.at(p))
+            joined = call(fold.join, own, found) if fold.with_own else found
+            if fold.with_own and not fold.is_mean:
+                return joined
+            count = over("sum", p, lambda q: call("where", write.at(q, p), Const(1), Const(0)))
+            if fold.is_mean:
+                among = call("add", count, Const(1)) if fold.with_own else count
+                joined = call("div" if x.is_real else "floordiv", joined, among)
+            return call("where", call("gt", count, Const(0)), joined, own)
+
+        return result(folded)
     groups = writer.axes([x.shape[d] for d in write.keys], tuple(x.layout[d] for d in write.keys))
     full: list[Position] = [()] * x.rank
     for d, group in zip(write.keys, groups, strict=True):
         full[d] = position(group)
     like = Value(tuple(x.shape[d] for d in write.keys), x.dtype, groups, x.read)
-    latest = over("max", full, lambda q: call("where", write.goes(q, full), counted(q), Const(-1)))
+    latest = over("max", full, lambda q: call("where", write.at(q, full), counted(q), Const(-1)))
     last = writer.defined(like, groups, latest, "last")
+
+    def is_last(q: Places, p: Places, at: Expr) -> Expr:
+        return both(write.within(p), call("eq", counted(q), at))
 
     def choice(p: Places) -> Expr:
         at = last.at([p[d] for d in write.keys])
-        found = over(
-            "sum", p, lambda q: call("where", call("eq", counted(q), at), write.given(q, p), Const(0))
-        )
+        found = over("sum", p, lambda q: call("where", is_last(q, p, at), write.given(q, p), Const(0)))
         return call("where", call("lt", at, Const(0)), number(x, x.at(p)), found)
 
     return result(choice)
 
 
-def _along(node: Node, x: Value, index: Value, source: Value | None, scale: Expr | None = None) -> Write:
-    """Numbers that go to a position of one dimension that an index of one dimension, or of all, holds."""
-    dimension = node.get("dim", 0) % max(x.rank, 1)
-    if x.rank == 0:
-        raise Unsupported("a write to a tensor without axes")
-    is_list = index.rank <= 1
+def _along(
+    node: Node, x: Value, index: Value, source: Value, fold: Fold | None = None, scale: Expr | None = None
+) -> Value:
+    """A value with numbers that go to a position of one dimension that an index of one dimension, or of all, holds."""
+    x, index = (value if value.rank else reshaped(node, value, [1]) for value in (x, index))
+    dimension = node.get("dim", 0) % x.rank
+    is_list = index.rank == 1
 
     def at(q: Places, p: Places) -> Places:
         return [*p[:dimension], *q, *p[dimension + 1 :]]
 
     def goes(q: Places, p: Places) -> Expr:
-        held: Expr = call("eq", index.at(q if is_list else at(q, p)), node.writer.radix.flat(p[dimension]))
-        if is_list:
-            return held
-        for d, (own, size) in enumerate(zip(index.shape, x.shape, strict=True)):
+        return call("eq", index.at(q if is_list else at(q, p)), node.writer.radix.flat(p[dimension]))
+
+    def within(p: Places) -> Expr:
+        held: Expr = Const(True)
+        for d, (own, size) in enumerate(zip(index.shape, x.shape, strict=True)) if not is_list else ():
             if d != dimension and not node.writer.agree(own, size):
-                held = both(call("lt", node.writer.radix.flat(p[d]), node.writer.size_text(own)), held)
+                held = both(held, call("lt", node.writer.radix.flat(p[d]), node.writer.size_text(own)))
         return held
 
     def given(q: Places, p: Places) -> Expr:
-        found = number(source, source.at(at(q, p) if source.rank else ())) if source is not None else Const(0)
+        found = number(source, source.at(at(q, p) if source.rank else ()))
         return found if scale is None else call("mul", scale, found)
 
     place = 0 if is_list else dimension
     shape, layout = (index.shape[place],), (index.layout[place],)
     keys = (dimension,) if is_list else tuple(range(x.rank))
-    return Write(x, shape, layout, goes, given, keys)
+    return dropped(node, written(node, Write(x, shape, layout, goes, given, keys, within=within), fold))
 
 
 @operator("scatter", "index_copy", "index_fill")
 def _(node: Node) -> Value:
     x = node.value("self")
-    if node.has("reduce"):
-        raise Unsupported(f"scatter with reduce={node.given['reduce']!r}")
     source = next(node.value(name) for name in ("src", "source", "value") if node.has(name))
-    return written(node, _along(node, x, node.value("index"), cast(source, x.dtype)))
+    fold = FOLDS[node.given["reduce"]] if node.has("reduce") else None
+    return _along(node, x, node.value("index"), cast(source, x.dtype), fold)
+
+
+@operator("scatter_reduce", "index_reduce")
+def _(node: Node) -> Value:
+    x, source = node.value("self"), node.value("src" if node.has("src") else "source")
+    fold = replace(FOLDS[node.given["reduce"]], with_own=node.get("include_self", True))
+    return _along(node, x, node.value("index"), source, fold)
 
 
 @operator("scatter_add", "index_add")
@@ -148,7 +199,7 @@ def _(node: Node) -> Value:
     source = node.value("src" if node.has("src") else "source")
     alpha = node.get("alpha", 1)
     scale = None if alpha == 1 else node.value("alpha").at(())
-    return written(node, _along(node, node.value("self"), node.value("index"), source, scale), adds=True)
+    return _along(node, node.value("self"), node.value("index"), source, SUM, scale)
 
 
 @operator("index_put", "_unsafe_index_put")
@@ -193,7 +244,7 @@ def _(node: Node) -> Value:
         return number(values, values.at(moved(places)))
 
     write = Write(x, shape, layout, goes, given, held, plain)
-    return written(node, write, adds=node.get("accumulate", False))
+    return written(node, write, SUM if node.get("accumulate", False) else None)
 
 
 def _where_mask(node: Node, x: Value, indices: Sequence[Value | None], values: Value) -> Value:
