@@ -124,7 +124,7 @@ def compile(
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     if reassociate not in ("exact", "bounded", "free"):
         raise EqfuseError(f"reassociate is {reassociate!r}", hint='give "exact", "bounded" or "free"')
-    if isinstance(constants, str):
+    if isinstance(constants, str) or not isinstance(constants, Collection):
         raise EqfuseError(f"constants is {constants!r}", hint='give a collection of names, as {"w"}')
     if constants and prefer is not None:
         raise EqfuseError(

@@ -317,6 +317,27 @@ def test_what_cannot_be_exported_prints_nothing(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr() == ("", "")
 
 
+class Averaged(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean(-1)
+
+
+def test_what_is_made_of_parameters_alone_is_kept() -> None:
+    torch.manual_seed(0)
+    own, x = Averaged(12, 700).double(), r(5, 12)
+    program = eq.from_torch(own, x, native="off", constants=True)
+    with torch.no_grad():
+        assert torch.allclose(program(x), own(x))
+        kept = program.kernel._constants.latest
+        assert kept is not None and "weight" not in kept.rest.names
+        own.weight.add_(1)
+        assert torch.allclose(program(x), own(x))
+    found = torch.autograd.grad(program(x).sum(), own.weight)[0]
+    assert torch.allclose(found, torch.autograd.grad(own(x).sum(), own.weight)[0])
+    with pytest.raises(EqfuseError, match="constants is True"):
+        eq.compile(program.source, constants=True)  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_buffers_that_a_module_changes_are_written() -> None:
     torch.manual_seed(0)

@@ -171,8 +171,9 @@ def from_torch(
     `examples` are arguments of `fn`, and `kwargs` those by name. Sizes of the tensors among them are symbols, unless the
     code needs a number, or they are 0 or 1; other arguments are constants. Parameters, buffers and tensors that `fn`
     closes over are inputs of the program; `p` reads them where they are, so that training goes on, and writes buffers that
-    `fn` changes. `options` are those of `eq.compile`. Raises EqfuseError, with the operator and the line of code, for what
-    the language cannot express, for what torch cannot export, and for functions that change their arguments.
+    `fn` changes. `options` are those of `eq.compile`; with `constants=True` what is made of parameters and buffers alone is kept
+    until torch counts a change of one, which it does not of changes through `.data`. Raises EqfuseError, with the operator and the
+    line of code, for what the language cannot express, for what torch cannot export, and for functions that change their arguments.
     """
     if not callable(fn):
         raise EqfuseError(
@@ -227,6 +228,8 @@ def from_torch(
         raise refused.error() from None
     buffers = {spec.target: names[node.name] for node, spec in zip(nodes, inputs.input_specs, strict=True)}
     written = [buffers[target] for target in inputs.buffers_to_mutate.values()]
+    if options.get("constants") is True:
+        options["constants"] = tuple(n for n in tensors if n in text.tensors and n not in written)
     return TorchProgram(
         text.source, text, tensors, tuple(taken), outputs[len(written) :], takes, exported.call_spec.out_spec,
         lambda: compiled(text.source, **options), has_own, guards_of(nodes, [each[:2] for each in taken]),

@@ -26,11 +26,12 @@ from eqfuse.torch.values import Line, Value, Writer, axes_in, position
 
 @dataclass(frozen=True)
 class Text:
-    """A program, and what its call needs: `groups` are for each output how many axes each of its dimensions has; `sizes`
+    """A program, and what its call needs: `tensors` are the `inputs` that have axes; `groups` are for each output how many axes each of its dimensions has; `sizes`
     are the extents of axes that no tensor gives, and `numbers` scalars that are extents."""
 
     source: str
     inputs: tuple[str, ...]
+    tensors: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
     sizes: Mapping[str, Extent]
     numbers: Mapping[str, Extent]
@@ -71,11 +72,8 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
     sizes = {axis: size for axis, size in sizes.items() if axis not in computed and axis in used}
     declared += _dtypes(translation, program, outputs, names)
     source = "\n".join([*declared, *body])
-    return Text(source, tuple(tensor_names(program)), tuple(groups), sizes, numbers)
-
-
-def tensor_names(program: Program) -> list[str]:
-    return [*(tensor.name for tensor in program.tensors), *program.scalars]
+    tensors = tuple(tensor.name for tensor in program.tensors)
+    return Text(source, (*tensors, *program.scalars), tensors, tuple(groups), sizes, numbers)
 
 
 def _line(line: Line) -> str:
