@@ -22,9 +22,11 @@ from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.verify import verification
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.check import check_stages
-from eqfuse.verify.equivalence import equivalent
+from eqfuse.verify.equivalence import equivalent as proved_or_tried
 from eqfuse.verify.sizes import LARGEST_WORK, small_extents, volume, work
 from eqfuse.verify.source import Stage
+
+equivalent = partial(proved_or_tried, prove=False)
 
 SOFTMAX = "y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j]))) * max(v[j], erf(x[i,j])))"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,6 +13,8 @@ from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.parser import parse
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sizes import LARGEST_WORK, input_specs, small_extents, small_shapes, work
+
+equivalent = partial(eq.equivalent, prove=False)
 
 CONVOLUTION = "z = sum[j](x[j])\ny[i] = sum[k](x[i+k] * w[k]) / z\nreturn y"
 
@@ -210,4 +214,4 @@ def test_dimensions_of_axes_that_are_declared_alone_hold_what_conditions_on_data
         assert extents.get("i1", 1 << 9) > extents.get("i", 0)
         assert extents.get("j2", 1 << 9) >= 2 * extents.get("j", 0)
     assert eq.compile(text, target="cpu", native="off").certificate.ok
-    assert eq.equivalent(text, text.replace("x[j] -", "-1 * (-x[j]) -").replace("z[k] +", "z[k] - (-1) *"))
+    assert equivalent(text, text.replace("x[j] -", "-1 * (-x[j]) -").replace("z[k] +", "z[k] - (-1) *"))

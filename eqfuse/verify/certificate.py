@@ -26,6 +26,13 @@ NOT_COVERED = (
 )
 """What a field cannot see."""
 
+NOT_PROVED = (
+    "rounding: a proof is of real numbers, and casts are functions of which it knows nothing",
+    "overflow and underflow of floating-point numbers",
+    "infinities and NaN among the inputs",
+)
+"""What a proof does not say of two programs that are written differently."""
+
 
 SAME_EVERYWHERE = ": the same everywhere at these sizes"
 """How a condition on positions is listed of which one side was not seen."""
@@ -40,7 +47,7 @@ NEVER = " was never "
 Grade = Literal["proved", "bounded", "tested", "unverified"]
 """What a certificate claims.
 
-proved: the programs are one and the same, which holds at all lengths and for all values.
+proved: the programs are equal by rules, at all lengths and for all values: see `Certificate.proof`.
 bounded: a theorem bounds the probability that a wrong stage agreed in all trials, by `Certificate.bound`: at the sizes that were run, for
 the orders of values that trials had, under the assumptions of docs/verification.md.
 tested: every position was compared and agreed, and no theorem says how sure that is: none applies (`bound` is 1), some elements were
@@ -142,7 +149,8 @@ class Certificate:
     besides, on inputs at the thresholds of both programs; these trials are no part of `trials` nor of the bound.
     `untaken` are sides of branches that no trial took: where there are some, `ok` needs that they were `allowed`.
     `supposed` are such sides where all stages were compared with the order of the numbers said to be the other one.
-    `over` says which limit of memory or time ended the trials. `identical` are programs that are one and the same.
+    `over` says which limit of memory or time ended the trials. `proof` says how two programs were proved equal, with no trial: that they are the same program, or by which rules
+    they met in the e-graph.
     """
 
     ok: bool
@@ -177,7 +185,7 @@ class Certificate:
     supposed: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
     over: str = ""
-    identical: bool = False
+    proof: str = ""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -187,7 +195,7 @@ class Certificate:
         """How much this claims (see `Grade`)."""
         if not self.ok:
             return "unverified"
-        if self.identical:
+        if self.proof:
             return "proved"
         in_floats = any(stage.floats_only for stage in self.stages)
         return "tested" if self.bound >= 1.0 or in_floats or self.allowed else "bounded"
@@ -262,9 +270,11 @@ class Certificate:
 
     def __str__(self) -> str:
         p, q = self.primes
-        lines = [
-            f"verified in {self.trials} trials: {self.graded}" if self.ok else f"not verified: {self.reason}"
-        ]
+        how = "with no trial" if self.proof else f"in {self.trials} trials"
+        lines = [f"verified {how}: {self.graded}" if self.ok else f"not verified: {self.reason}"]
+        if self.proof:
+            lines.append(f"  {self.proof}")
+            lines += ["not covered:", *(f"  {what}" for what in self.not_covered)] if self.not_covered else []
         if self.cached:
             lines.append('  by an earlier process, and kept since: verify="again" runs the trials now')
         if self.counterexample is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import isfinite
 from typing import Literal, get_args
@@ -13,9 +13,10 @@ import numpy as np
 
 from eqfuse.errors import EqfuseError
 from eqfuse.progress import progress
+from eqfuse.proof.meeting import met
 from eqfuse.terms.nodes import Axis, Expr, Load, Program, Reduce, replaced, walk
 from eqfuse.terms.parser import parse
-from eqfuse.threads import deep
+from eqfuse.threads import cached, deep
 from eqfuse.verify.adversary import (
     FAR_TRIALS,
     MOST_ELEMENTS,
@@ -30,9 +31,11 @@ from eqfuse.verify.adversary import (
     many_trials,
     settings,
 )
+from eqfuse.verify.alike import alike
 from eqfuse.verify.bound import Side
 from eqfuse.verify.branches import Goal, paths
 from eqfuse.verify.certificate import (
+    NOT_PROVED,
     REQUESTED,
     Certificate,
     allowed_texts,
@@ -78,11 +81,13 @@ def equivalent(
     bound: float = REQUESTED,
     domain: str = "same",
     allow: Sequence[str] | Literal["untaken"] = (),
+    prove: bool = True,
 ) -> Certificate:
     """Whether two programs (or source texts) compute the same outputs from the same inputs, at any sizes.
 
     Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor differently, are
-    not equivalent, and `reason` says so. Both have to have values for the same inputs (`x / z * z` has none at z = 0,
+    not equivalent, and `reason` says so. Programs whose outputs meet in an e-graph are proved equal, by rules that `proof` names,
+    and no trial is run; with `prove=False` trials alone decide. Both have to have values for the same inputs (`x / z * z` has none at z = 0,
     `x` has); `domain="common"` compares them where both have. Beside the trials that the bound counts, other sizes,
     integers and values at the thresholds of both are tried (see `eqfuse.verify.adversary`). A side of a branch that no
     trial took, and of which nothing shows that it makes no difference, is a reason to refuse; `allow` has those, as
@@ -93,39 +98,83 @@ def equivalent(
     allowed = allowed_texts(allow)
     defined: Defined = "same" if domain == "same" else "common"
     first, second = (stepwise(each if isinstance(each, Program) else parse(each)) for each in (left, right))
-    given = {**small_integers(first, second), **(scalars or {})}
-    verification = Verification(trials, seed, FieldChoice.of(first, second), bound)
-    verification.reason = _interface_difference(first, second)
-    if verification.reason:
-        return verification.certificate()
-    pair = JointSizes.of(first, second, given)
-    verification.reason = pair.output_difference()
-    if verification.reason:
-        return verification.certificate()
+    compared = _Comparison(first, second, trials, seed, scalars or {}, bound, defined, allowed)
+    refused = compared.refused()
+    if refused is not None:
+        return refused
+    proved = compared.proved() if prove else None
+    return compared.tried() if proved is None else proved
 
-    made = _compared(verification, pair, given, scalars or {}, defined, seed, trials)
-    if made.at_sizes() and made.counterexample is None and not verification.hidden:
-        shrunk = shrink_constants((first, second))
-        if shrunk is not None:
-            (one, two), numbers = shrunk
-            near = Verification(trials, seed, FieldChoice.of(one, two), bound)
-            sizes = JointSizes.of(one, two, given)
-            if not sizes.output_difference():
-                found = _compared(near, sizes, given, scalars or {}, defined, seed, trials)
-                made = made.with_shrunk(found, numbers)
-    hidden = verification.unshown
-    if hidden is not None and made.counterexample is None and differ_in_floats(first, second, hidden):
-        made = replace(made, counterexample=hidden, reason=differs(hidden.stage))
-    made = replace(made, identical=replace(first, source="") == replace(second, source=""))
-    made = made.located(first.source, second.source).accepted(allowed)
-    if made.counterexample is None:
-        return made
-    shown = smallest(first, second, made.counterexample)
-    finite = isfinite(shown.expected) and isfinite(shown.found)
-    as_found = shown is made.counterexample and made.opaque and finite
-    if as_found and differ_in_floats(first, second, shown) is False:
-        return replace(made, counterexample=None, reason=hidden_difference(made.opaque))
-    return replace(made, counterexample=shown)
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Two programs that are compared, and how."""
+
+    first: Program
+    second: Program
+    trials: int
+    seed: int
+    scalars: Mapping[str, object]
+    bound: float
+    defined: Defined
+    allowed: tuple[str, ...]
+
+    @cached
+    def given(self) -> Mapping[str, object]:
+        """Scalars of the first run."""
+        return {**small_integers(self.first, self.second), **self.scalars}
+
+    @cached
+    def pair(self) -> JointSizes:
+        return JointSizes.of(self.first, self.second, self.given)
+
+    def _verification(self, first: Program, second: Program) -> Verification:
+        return Verification(self.trials, self.seed, FieldChoice.of(first, second), self.bound)
+
+    def refused(self) -> Certificate | None:
+        """The refusal of programs whose names or shapes differ."""
+        verification = self._verification(self.first, self.second)
+        verification.reason = _interface_difference(self.first, self.second) or self.pair.output_difference()
+        return verification.certificate() if verification.reason else None
+
+    def proved(self) -> Certificate | None:
+        """That the programs are equal by rules; None where none was found."""
+        pairs = alike(self.first, self.second)
+        with progress("verify"):
+            rules = met(pairs) if pairs else None
+        if rules is None:
+            return None
+        proof = f"they met in the e-graph, by {', '.join(rules)}" if rules else "they are the same program"
+        nothing = self._verification(self.first, self.second).certificate()
+        return replace(
+            nothing, ok=True, reason="", bound=0.0, not_covered=NOT_PROVED if rules else (), proof=proof
+        )
+
+    def tried(self) -> Certificate:
+        """What trials say."""
+        first, second, given = self.first, self.second, self.given
+        rest = (given, self.scalars, self.defined, self.seed, self.trials)
+        verification = self._verification(first, second)
+        made = _compared(verification, self.pair, *rest)
+        if made.at_sizes() and made.counterexample is None and not verification.hidden:
+            shrunk = shrink_constants((first, second))
+            if shrunk is not None:
+                (one, two), numbers = shrunk
+                sizes = JointSizes.of(one, two, given)
+                if not sizes.output_difference():
+                    made = made.with_shrunk(_compared(self._verification(one, two), sizes, *rest), numbers)
+        hidden = verification.unshown
+        if hidden is not None and made.counterexample is None and differ_in_floats(first, second, hidden):
+            made = replace(made, counterexample=hidden, reason=differs(hidden.stage))
+        made = made.located(first.source, second.source).accepted(self.allowed)
+        if made.counterexample is None:
+            return made
+        shown = smallest(first, second, made.counterexample)
+        finite = isfinite(shown.expected) and isfinite(shown.found)
+        as_found = shown is made.counterexample and made.opaque and finite
+        if as_found and differ_in_floats(first, second, shown) is False:
+            return replace(made, counterexample=None, reason=hidden_difference(made.opaque))
+        return replace(made, counterexample=shown)
 
 
 def _compared(

@@ -81,10 +81,7 @@ class JointSizes:
         pinned: Mapping[str, int],
     ) -> JointSizes:
         programs = (("first", first), ("second", second))
-        classes = AxisClasses()
-        for label, program in programs:
-            join_axes(classes, program, label)
-        _join_undetermined(classes, first, second)
+        classes = joined_axes(first, second)
         reached: dict[object, int] = {}
         for (label, _), axes in zip(programs, least, strict=False):
             for axis, extent in axes.items():
@@ -131,6 +128,15 @@ class JointSizes:
                     f"[{', '.join(other)}] in the other, which are dimensions of different inputs"
                 )
         return ""
+
+
+def joined_axes(first: Program, second: Program) -> AxisClasses:
+    """The axes of both programs, as `("first", axis)` and `("second", axis)`, those that are as long in one class."""
+    classes = AxisClasses()
+    for label, program in (("first", first), ("second", second)):
+        join_axes(classes, program, label)
+    _join_undetermined(classes, first, second)
+    return classes
 
 
 def _join_undetermined(classes: AxisClasses, first: Program, second: Program) -> None:

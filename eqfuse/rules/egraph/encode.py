@@ -61,11 +61,13 @@ class Encoder:
     """Encodes expressions of one program; remembers what each leaf and number stands for, and by part the term of each
     expression.
 
-    Casts are transparent unless `strict_casts`. `axis` is the one that is split, None where all are whole.
+    Casts are transparent unless `strict_casts`. `axis` is the one that is split, None where all are whole. `is_deep` looks into
+    functions that read no reduction, and takes a factor that is written as 0 for one.
     """
 
     strict_casts: bool = False
     axis: str | None = None
+    is_deep: bool = False
     leaves: dict[str, Expr] = field(default_factory=dict)
     numbers: dict[str, Const] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -158,11 +160,11 @@ class Encoder:
                 return f"(Inv (Sqrt {args[0]}))"
             case "relu":
                 return f"(Max {args[0]} {ZERO})"
-        if fn in _HEADS and not (fn == "mul" and _has_zero(expr)):
+        if fn in _HEADS and (self.is_deep or not (fn == "mul" and _has_zero(expr))):
             return f"({_HEADS[fn]} {' '.join(args)})"
         if fn in CASTS and not self.strict_casts:
             return f'(Cast "{fn}" {args[0]})'
-        if fn != PAIR and not _reads_reduction(expr):
+        if fn != PAIR and not self.is_deep and not _reads_reduction(expr):
             return self.leaf(expr)
         match args:
             case [a]:

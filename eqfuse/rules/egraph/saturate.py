@@ -108,9 +108,9 @@ class Saturation:
         """The egglog commands that state these terms and facts."""
         return program
 
-    def saturate(self) -> None:
-        """All rule sets, round after round, until none adds anything or the budget is spent: every equality and fact
-        that is there then is one, and the report says how far it came.
+    def saturate(self, most: int | None = None) -> None:
+        """All rule sets, round after round, until none adds anything or the budget is spent (`most` matches, or MAX_MATCHES): every equality
+        and fact that is there then is one, and the report says how far it came.
 
         The first set (unit laws, which retire the longer form) runs to its fixed point before every step of
         another: 0 * a must be 0 before a rule can multiply it again.
@@ -118,7 +118,7 @@ class Saturation:
         report = self.report
         units, *others = (ruleset.name for ruleset in self.rulesets)
         rounds = MAX_ROUNDS + self._terms - report.rounds
-        matches = MAX_MATCHES - sum(report.matches.values())
+        matches = (MAX_MATCHES if most is None else most) - sum(report.matches.values())
         is_done, took, found = self.graphs.ask("saturate", units, others, rounds, matches)
         report.add(Report(rounds=took, matches=found))
         if not is_done:

@@ -20,6 +20,7 @@ SIMPLIFY = RuleSet(
         Rewrite("inv-one", "inv(1)", "1", (), "1/1 = 1", subsume=True),
         Rewrite("sq-one", "sq(1)", "1", (), "1^2 = 1", subsume=True),
         Rewrite("sqrt-one", "sqrt(1)", "1", (), "the root of 1 is 1", subsume=True),
+        Rewrite("sqrt-square", "sqrt(sq(a))", "abs(a)", (), "the root of a^2 is |a|", subsume=True),
         Rewrite("abs-one", "abs(1)", "1", (), "|1| = 1", subsume=True),
         Rewrite("cancel-positive", "(a * n) * inv(n)", "a", ("positive(n)",), "a n / n = a", subsume=True),
         Rewrite(
