@@ -723,7 +723,7 @@ def _signs(said: Statement, pointwise: Sequence[Term], found: list[Lemma]) -> li
         claimed = (">=", each.body, "0.0") in pointwise
         square = isinstance(each.body, tuple) and (
             (each.body[0] == "*" and each.body[1] == each.body[2])
-            or (each.body[0] == "ite" and isinstance(each.body[1], tuple))
+            or (each.body[0] == "ite" and each.body == _magnitude(each.body[2]))
         )
         if claimed or square or each.body == "1.0":
             found.append(

@@ -35,8 +35,7 @@ def pairs_of(left: str, right: str) -> list[tuple[Expr, Expr]]:
 
 
 def rules_of(left: str, right: str) -> tuple[str, ...] | None:
-    pairs = pairs_of(left, right)
-    return met(pairs) if pairs else None
+    return met(pairs_of(left, right))
 
 
 PROVED: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
@@ -109,6 +108,7 @@ UNPROVED: Mapping[str, tuple[str, str]] = {
     "a sign": ("y[i] = sqrt(sq(x[i]))", "y[i] = x[i]"),
     "other lengths": ("y = sum[i](sum[j](x[i,j]))", "y = sum[i](sum[j](x[j,i] / N(j) * N(i)))"),
     "another dimension": ("y[i] = sum[j](x[i,j])", "y[i] = sum[j](x[j,i])"),
+    "an element that is read and has no effect": ("y[i] = x[i] + z[i] - x[i]", "y[i] = z[i]"),
     "an element that one reads alone": ("y[i] = x[i] + 0 * z[w[i]]", "y[i] = x[i] + 0 * w[i]"),
 }
 

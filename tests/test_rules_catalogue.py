@@ -16,6 +16,7 @@ import eqfuse as eq
 from eqfuse.errors import EqfuseError
 from eqfuse.extend import rules
 from eqfuse.extend.worlds import World
+from eqfuse.proof.meeting import met
 from eqfuse.rules import scope
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.merge_search import derive_group
@@ -25,6 +26,7 @@ from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import REDUCTIONS, reductions
 from eqfuse.terms.parser import parse
+from eqfuse.verify.alike import alike
 
 RULES: Mapping[str, Rule] = {rule.name: rule for ruleset in EVERY for rule in ruleset.rules}
 
@@ -162,6 +164,27 @@ REASSOCIATED = (
 )
 """Programs whose sums and products have a cheaper order."""
 
+MET = (
+    ("max(x[i], z[i], w[i])", "max(w[i], z[i], x[i])"),
+    ("min(x[i], z[i], w[i])", "min(w[i], z[i], x[i])"),
+    ("exp(x[i] + z[i] - x[i]) * x[i]", "exp(z[i]) * x[i]"),
+    ("abs(x[i] - z[i])", "max(x[i] - z[i], z[i] - x[i])"),
+    ("where(x[i] < z[i], x[i], z[i])", "where(not (z[i] > x[i]), z[i], x[i])"),
+    ("where(x[i] <= z[i], x[i], z[i])", "where(z[i] >= x[i], x[i], z[i])"),
+    *(
+        (
+            both.format(f"{op}[j](where(j < 3, q[i,j], {out}))", f"{op}[j](where(j < 3, {out}, q[i,j]))"),
+            f"{op}[j](q[i,j])",
+        )
+        for op, both, out in (
+            ("sum", "{} + {}", "0"),
+            ("max", "max({}, {})", "-inf"),
+            ("min", "min({}, {})", "inf"),
+        )
+    ),
+)
+"""Values that are the same in two programs."""
+
 
 @pytest.fixture(scope="module")
 def fired() -> dict[str, int]:
@@ -178,6 +201,9 @@ def fired() -> dict[str, int]:
             total[name] = total.get(name, 0) + count
     for source in REASSOCIATED:
         for name in eq.compile(source, target="cpu", native="off").derivation.rules:
+            total[name] = total.get(name, 0) + 1
+    for pair in MET:
+        for name in met(alike(*(parse(f"y[i] = {value}") for value in pair))) or ():
             total[name] = total.get(name, 0) + 1
     for source in UNPREPARED.values():
         program = parse(source)

@@ -23,6 +23,7 @@ from eqfuse.proof.record import Recorder
 from eqfuse.proof.syntax import Term, instance, walk
 from eqfuse.rules.egraph.saturate import TooManyTerms
 from eqfuse.rules.meeting import Pair, in_force, meet, name_of
+from eqfuse.rules.tables.meet import MEET
 from eqfuse.terms.functions import FUNCTIONS, Function
 from eqfuse.terms.nodes import REDUCTIONS, Axis, Expr, Load, Scalar, Size
 
@@ -33,6 +34,7 @@ EVERYWHERE = frozenset(
         *("commute-factors", "regroup-factors", "commute-terms", "regroup-terms", "negate-terms"),
         *("sum-terms", "commute-sums", "interchange-plain", "sum-fixed", "max-fixed", "min-fixed"),
         *("mask-terms", "mask-negated", "mask-sum", "commute-masks", "mask-twice"),
+        *(rule.name for rule in MEET.rules if rule.name != "cancel-terms"),
     }
 )
 """Rewrites whose sides are the same of infinite values, and without a value for the same ones: a division by 0 has none."""
@@ -164,7 +166,9 @@ class DefinedReplay(Replay):
 
 def met(pairs: Sequence[Pair]) -> tuple[str, ...] | None:
     """The rules by which both values of every pair are proved equal, in order of use; none where both are one and the same.
-    None where some pair is not: its values did not meet within the budget of a derivation, or no steps prove it."""
+    None where some pair is not, as its values did not meet within the budget of a derivation, or no steps prove it; or where there is no pair."""
+    if not pairs:
+        return None
     if all(one is other for one, other in pairs):
         return ()
     try:
@@ -175,7 +179,7 @@ def met(pairs: Sequence[Pair]) -> tuple[str, ...] | None:
 
 
 def proved(pairs: Sequence[Pair], recorder: Recorder) -> tuple[str, ...] | None:
-    """The rules of the steps that were recorded between the values of each pair; None where the replay refuses one."""
+    """The rules of the steps that were recorded between the values of each pair; None where there are none that the replay admits."""
     leaves: dict[str, Expr] = {}
     terms = [tuple(_term(side, leaves) for side in pair) for pair in pairs]
     meet(pairs, recorder.engine)

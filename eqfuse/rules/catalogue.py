@@ -10,6 +10,7 @@ from eqfuse.rules.tables.algebra import EXPAND, LOGARITHMS, SIMPLIFY
 from eqfuse.rules.tables.distribute import DISTRIBUTE
 from eqfuse.rules.tables.facts import DEPENDENCE, SIGNS, ZEROS
 from eqfuse.rules.tables.hoist import HOIST
+from eqfuse.rules.tables.meet import MEET
 from eqfuse.rules.tables.moments import MEANS, MOMENTS
 from eqfuse.rules.tables.reassociate import REASSOCIATE
 from eqfuse.rules.tables.rescale import RESCALE
@@ -26,5 +27,8 @@ DISTRIBUTED = (*PREPARE, DISTRIBUTE)
 MERGE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, MASKED_PARTS, UNION, RESCALE, MOMENTS, EXPAND)
 """Rule sets over split axes: the merge of two parts."""
 
-EVERY = tuple(dict.fromkeys((*DISTRIBUTED, *MERGE, REASSOCIATE)))
+MEETING = (*PREPARE, REASSOCIATE, MEET)
+"""Rule sets over whole axes that show two programs to be equal."""
+
+EVERY = tuple(dict.fromkeys((*DISTRIBUTED, *MERGE, *MEETING)))
 """All of them, in the order in which they are listed."""

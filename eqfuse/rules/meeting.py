@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqfuse.rules.catalogue import PREPARE
+from eqfuse.rules.catalogue import MEETING
 from eqfuse.rules.egraph.encode import Encoder, global_name
 from eqfuse.rules.engine import PLAIN, Engine
 from eqfuse.rules.rule import RuleSet
 from eqfuse.rules.scope import RuleScope, current
-from eqfuse.rules.tables.reassociate import REASSOCIATE
 from eqfuse.terms.nodes import Expr, Reduce, walk
 
 Pair = tuple[Expr, Expr]
 """Two values that may be equal."""
 
-MEETING: tuple[RuleSet, ...] = (*PREPARE, REASSOCIATE)
-"""Rule sets that are run."""
-
-MOST_MATCHES = 4000
-"""Matches of rules after which saturation ends: orders of sums and products are exponentially many."""
+BUDGETS = (125, 250, 500, 1000, 2000, 4000)
+"""Matches of rules after which it is asked whether all have met, at the last of which saturation ends: orders of sums and products are
+exponentially many, and a proof is the longer in the finding the more steps there are."""
 
 
 def in_force() -> tuple[RuleSet, ...]:
@@ -37,7 +34,7 @@ def name_of(place: int, side: int) -> str:
 
 
 def meet(pairs: Sequence[Pair], engine: Engine = PLAIN) -> tuple[bool, ...]:
-    """Of each pair whether both values are in one class, within the budget of saturation. Casts are functions of which nothing is
+    """Of each pair whether both values are in one class, within the budget. Casts are functions of which nothing is
     known. Raises TooManyTerms."""
     encoder = Encoder(strict_casts=True, is_deep=True)
     exprs = [expr for pair in pairs for expr in pair]
@@ -49,6 +46,11 @@ def meet(pairs: Sequence[Pair], engine: Engine = PLAIN) -> tuple[bool, ...]:
         ]
         lets = [f"(let {name} {term})" for sides in names for name, term in sides]
         saturation.run(encoder.lines + encoder.facts(axes) + lets)
-        saturation.saturate(MOST_MATCHES)
-        roots = saturation.read().roots
-    return tuple(roots[one] == roots[other] for (one, _), (other, _) in names)
+        for most in BUDGETS:
+            saturation.report.stopped = ""
+            saturation.saturate(most)
+            roots = saturation.read().roots
+            found = tuple(roots[one] == roots[other] for (one, _), (other, _) in names)
+            if all(found) or saturation.report.saturated:
+                break
+    return found

@@ -139,9 +139,8 @@ class _Comparison:
 
     def proved(self) -> Certificate | None:
         """That the programs are equal by rules; None where none was found."""
-        pairs = alike(self.first, self.second)
         with progress("verify"):
-            rules = met(pairs) if pairs else None
+            rules = met(alike(self.first, self.second))
         if rules is None:
             return None
         proof = f"they met in the e-graph, by {', '.join(rules)}" if rules else "they are the same program"
