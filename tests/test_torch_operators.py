@@ -46,6 +46,17 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "average of integers": (lambda x: F.avg_pool1d(x, 3), (n(-9, 9, 2, 2, 9),)),
     "division towards 0": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), (n(-9, 9, 3, 4), n(1, 5, 3, 4))),
     "arange from a fraction": (lambda x: x + torch.arange(0.5, 7.5, 2, dtype=torch.int64), (n(0, 3, 4),)),
+    "integers one behind the other": (lambda a, b, c: torch.hstack([a, b, c]), (n(0, 9, 3), n(0, 9, 4), n(0, 9, 2))),
+    "numbers of a matrix": (lambda x, i: torch.take(x, i), (n(0, 9, 3, 5), n(0, 15, 2, 4))),
+    "numbers along a dimension": (lambda x, i: torch.take_along_dim(x, i, 0), (n(0, 9, 5, 5), n(0, 5, 3, 5))),
+    "extremes of truths": (lambda p, q: (p.amax(1), *p.min(0), torch.maximum(p, q), p.sign()), (TRUTHS, ~TRUTHS)),
+    "steps of integers": (lambda x: (x.floor(), x.ceil(), x.trunc(), x.round()), (n(-9, 9, 3, 4),)),
+    "convolution of integers": (F.conv1d, (n(-9, 9, 1, 2, 7), n(-9, 9, 3, 2, 3))),
+    "narrower integers": (lambda x: (x.int() * 2, (x > 0).int()), (n(-9, 9, 3, 4),)),
+    "blocks of truths": (torch.block_diag, (TRUTHS, TRUTHS[:2])),
+    "positions of the greatest, undone": (
+        lambda x, i: F.max_unpool3d(x, i, 3, 2, output_size=(1, 2, 3, 6, 5)), (r(1, 2, 1, 3, 2), n(0, 90, 1, 2, 1, 3, 2))
+    ),
     "empty results": (lambda x: (x[:, 2:2], x + 1, x.roll(1)[:0]), (r(3, 4),)),
     "numbers picked of one": (lambda x, i: (x.gather(0, i), x.index_select(0, i)), (r(), n(0, 1, 1))),
     "fmax": (lambda x, y: (torch.fmax(x, y), torch.fmin(y, x)), (WITH_NAN, WITH_NAN.flip(0))),
@@ -115,7 +126,9 @@ def test_text_means_what_torch_computes(name: str) -> None:
 
 
 RUN = (
-    "round to 2 digits", "argmax of one", "empty results", "means at positions", "least at positions alone",
+    "round to 2 digits", "argmax of one", "empty results", "integers one behind the other", "numbers of a matrix",
+    "numbers along a dimension", "extremes of truths", "steps of integers", "convolution of integers", "narrower integers",
+    "blocks of truths", "positions of the greatest, undone", "means at positions", "least at positions alone",
     "scatter of fewer than there are", "bucketize", "median", "histc", "bilinear",
 )  # fmt: skip
 

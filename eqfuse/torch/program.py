@@ -132,8 +132,9 @@ class TorchProgram:
         self, kind: Any, results: tuple[Any, ...], flat: list[Any], symbols: Mapping[Any, int]
     ) -> Any:
         match kind:
-            case ("result", place, shape):
-                return results[place].reshape([_number(size, symbols) for size in shape])
+            case ("result", place, shape, dtype):  # integers are i64 where they are not declared
+                found = results[place].reshape([_number(size, symbols) for size in shape])
+                return found if found.is_floating_point() else found.to(dtype)
             case ("argument", place):
                 return flat[place]
             case ("number", size):
@@ -445,7 +446,7 @@ def _written(
         ):
             found.append(("argument", arguments[names[given.name]]))
         elif isinstance(made, Value):
-            found.append(("result", len(values), made.shape))
+            found.append(("result", len(values), made.shape, made.dtype))
             values.append(made)
         elif isinstance(made, torch.SymInt | torch.SymFloat):
             found.append(("number", size_of(made)))

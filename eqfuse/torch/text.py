@@ -48,13 +48,15 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
         lines.append(Line((name,), (axes_in(axes),), expr))
         groups.append(tuple(map(len, axes)))
     lines = _needed(_renamed(lines, names), names)
-    lines, dimensions = _sizes_of_dimensions(translation, lines)
-    lines, numbers = _sizes_as_scalars(translation, lines, dimensions)
+    integers = _axes_of_integers(translation, lines)
+    lines, dimensions = _sizes_of_dimensions(translation, lines, integers)
+    known = {*dimensions, *(axis for axes in integers.values() for axis in axes)}
+    lines, numbers = _sizes_as_scalars(translation, lines, known)
     lines, alike = _sizes_apart(translation.writer, lines)
     body = [_line(line) for line in lines]
     body.append(f"return {', '.join(names)}")
     declared = [f"{axis}: axis[{count}]" for axis, count in writer.ranks.items() if _has(lines, axis)]
-    declared += _integers(translation, lines)
+    declared += _integers(translation, lines, integers)
     declared += [f"{name}: i64" for name in numbers]
     declared += [f"{other}: axis[{axis}]" for axis, other in alike.items()]
     declared += [f"{axis}: axis[N({name}, {k})]" for axis, (name, k) in dimensions.items()]
@@ -142,10 +144,10 @@ def _bound(lines: Sequence[Line]) -> set[str]:
 
 
 def _sizes_of_dimensions(
-    translation: Translation, lines: list[Line]
+    translation: Translation, lines: list[Line], integers: Mapping[str, Sequence[str]]
 ) -> tuple[list[Line], dict[str, tuple[str, int]]]:
     """The definitions with their numbers made of extents that tensors give; and axes that no definition has, with the dimensions
-    that they are as long as."""
+    that they are as long as. `integers` are the axes that inputs of integers are declared with."""
     writer, axes, read = translation.writer, _bound(lines), set().union(*map(_reads, lines))
     sizes = writer.names.sizes
     missing = {
@@ -161,8 +163,11 @@ def _sizes_of_dimensions(
     found: dict[str, tuple[str, int]] = {}
     for name, shape in translation.shapes.items():
         for dimension, size in enumerate(shape):
-            is_held = name in read and translation.dtypes[name].is_floating_point
-            if is_held and _is_symbol(size) and size not in plain.symbols:
+            if name not in read or not _is_symbol(size) or size in plain.symbols:
+                continue
+            if name in integers:
+                plain.symbols[size] = integers[name][dimension]
+            elif translation.dtypes[name].is_floating_point:
                 axis = writer.symbols.get(size) or writer.names.axis(size)
                 found[axis], plain.symbols[size] = (name, dimension), axis
     values: dict[Expr, Expr] = {}
@@ -247,21 +252,36 @@ def _has(lines: Sequence[Line], axis: str) -> bool:
     return any(axis in axes for line in lines for axes in line.axes)
 
 
-def _integers(translation: Translation, lines: Sequence[Line]) -> list[str]:
+def _holds_integers(translation: Translation, name: str) -> bool:
+    dtype = translation.dtypes[name]
+    return not dtype.is_floating_point and dtype in DTYPE_NAMES
+
+
+def _axes_of_integers(translation: Translation, lines: Sequence[Line]) -> dict[str, tuple[str, ...]]:
+    """The axes that inputs of integers or truth values are declared with: those without a dimension of one position."""
+    read = set().union(*map(_reads, lines))
+    found: dict[str, tuple[str, ...]] = {}
+    for name, shape in translation.shapes.items():
+        if name in read and shape and 1 not in shape and _holds_integers(translation, name):
+            used: list[str] = []
+            for size in shape:
+                used.append(translation.writer.names.axis(size, used))
+            found[name] = tuple(used)
+    return found
+
+
+def _integers(
+    translation: Translation, lines: Sequence[Line], axes: Mapping[str, Sequence[str]]
+) -> list[str]:
     """Declarations of the inputs that hold integers or truth values."""
     read = set().union(*map(_reads, lines))
     found = []
-    for name, dtype in translation.dtypes.items():
-        if name not in read or dtype.is_floating_point or dtype not in DTYPE_NAMES:
-            continue
-        used: list[str] = []
-        for size in translation.shapes[name]:
-            axis = "" if size == 1 else translation.writer.names.axis(size, used)
-            used.append(axis)
-        if not used:
+    for name, shape in translation.shapes.items():
+        dtype = translation.dtypes[name]
+        if name in axes:
+            found.append(f"{name}: {DTYPE_NAMES[dtype]}[{', '.join(axes[name])}]")
+        elif name in read and not shape and _holds_integers(translation, name):
             found.append(f"{name}: {'i32' if dtype == torch.bool else DTYPE_NAMES[dtype]}")
-        elif all(used):
-            found.append(f"{name}: {DTYPE_NAMES[dtype]}[{', '.join(used)}]")
     return found
 
 

@@ -21,7 +21,7 @@ from eqfuse.torch.operators import indices, pointwise, products, reductions, vie
 from eqfuse.torch.operators.pointwise import NARROW
 from eqfuse.torch.operators.table import TABLE, Node, Unsupported
 from eqfuse.torch.positions import Position, Size, whole
-from eqfuse.torch.values import Digit, Value, Writer, is_view, position
+from eqfuse.torch.values import Digit, Value, Writer, constant, is_view, position
 
 MODULES = (indices, pointwise, products, reductions, views, windows, writes)
 """What enters operators into the table."""
@@ -173,7 +173,8 @@ class Translation:
             raise Unsupported("complex numbers")
         if all(0 in shape for shape in shapes):  # there is nothing to compute
             empty = [
-                Value(s, d, (None,) * len(s), lambda _: Const(0)) for s, d in zip(shapes, dtypes, strict=True)
+                Value(s, d, (None,) * len(s), constant(0, d).read)
+                for s, d in zip(shapes, dtypes, strict=True)
             ]
             return tuple(empty) if isinstance(value, tuple | list) else empty[0]
         return TABLE[packet](Node(self.writer, self._arguments(node), shapes, dtypes))

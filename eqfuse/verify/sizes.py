@@ -72,6 +72,8 @@ MOST_OF_COMPUTED = 128
 """Sizes up to this are tried for one of which another is made to be long enough."""
 _ATTEMPTS = 6
 """Rounds of enlarging axes so that every read is inside its tensor."""
+LONGEST_READ = 64
+"""The last position made of data up to which a dimension is made that long."""
 GATHERED = 3
 """Positions that a gather chooses from, where no axis fixes their number."""
 
@@ -306,15 +308,21 @@ def short_axes(
 def _reads_beyond_declared(
     program: Program, extents: Mapping[str, int], integers: Mapping[str, int]
 ) -> dict[str, int]:
-    """Axes that dimensions are declared with and nothing else has, where they are shorter than all that is read along them, with
-    the extents that would do. Conditions on data may not keep such reads inside (`where(i < m[k], u[i + 1], 0)`)."""
-    declared = _declared_alone(program)
-    positions = _Positions(extents, integers, {})
+    """Axes that dimensions are declared with, where they are shorter than all that is read along them, with the extents that would
+    do: those that nothing else has, and those of dimensions that are read at positions made of data (`u[n[k] % 5]`). Conditions on data
+    may not keep such reads inside (`where(i < m[k], u[i + 1], 0)`)."""
+    declared, alone = axes_of_dimensions(program), _declared_alone(program)
+    whole = [t.name for t in program.tensors if t.dtype in LIMITS or t.name in program.integer_tensors]
+    positions = _Positions(extents, integers, dict.fromkeys(whole, LIMITS["i32"]))
     found: dict[str, int] = {}
     for load in loads(program) if declared else ():
         for k, index in enumerate(load.index):
-            axis, bound = declared.get((load.tensor, k)), positions.whole(index)
-            if axis is not None and bound is not None and bound[1] >= extents[axis]:
+            axis = declared.get((load.tensor, k))
+            is_from_data = any(isinstance(part, Load) for part in walk(index))
+            if axis is None or not is_from_data and (load.tensor, k) not in alone:
+                continue
+            bound = positions.whole(index)
+            if bound is not None and extents[axis] <= bound[1] <= LONGEST_READ:
                 found[axis] = max(bound[1] + 1, found.get(axis, 0))
     return found
 

@@ -427,8 +427,10 @@ class Regions:
                 return self._ends(expr)
             case Call("add" | "sub" | "neg" | "mul", _):
                 terms = linear(expr).terms
+                if expr in terms:  # it is no sum
+                    return None
                 parts = {term: self._interval(term) for term in terms}
-                return None if expr in terms or None in parts.values() else self._sum(terms)
+                return None if None in parts.values() else self._sum(terms)
             case Call("floordiv", (part, divisor)) if _is_positive(divisor):
                 found, by = self._interval(part), self._expressions.value(divisor)
                 return found and (

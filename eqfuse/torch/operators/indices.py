@@ -15,6 +15,7 @@ from eqfuse.torch.operators.table import (
     elementwise,
     number,
     operator,
+    stored,
 )
 from eqfuse.torch.operators.views import reshaped
 from eqfuse.torch.positions import Part, Position, axes_read
@@ -41,7 +42,7 @@ def read_at(node: Node, x: Value, dimension: int, place: Expr, positions: Sequen
     )
     for digit in reversed(group):
         found = Reduce("sum", digit.axis, found)
-    return call("ne", found, Const(0)) if x.is_truth else found
+    return stored(x.dtype, found)
 
 
 @operator("embedding")

@@ -20,6 +20,7 @@ from eqfuse.torch.operators.table import (
     negated,
     number,
     operator,
+    stored,
     truth,
 )
 from eqfuse.torch.positions import compared
@@ -69,11 +70,9 @@ def _leg(x: Expr) -> Expr:
 UNARY: dict[str, Function] = {
     "abs": _c("abs"), "neg": _c("neg"), "exp": _c("exp"), "log": _c("log"), "sqrt": _c("sqrt"),
     "rsqrt": _c("rsqrt"), "tanh": _c("tanh"), "sigmoid": _c("sigmoid"), "relu": _c("relu"), "silu": _c("silu"),
-    "erf": _c("erf"), "sin": _c("sin"), "cos": _c("cos"), "floor": _c("floor"), "sign": _c("sign"),
+    "erf": _c("erf"), "sin": _c("sin"), "cos": _c("cos"), "sign": _c("sign"),
     "square": _c("sq"), "log1p": _c("log1p"), "expm1": _c("expm1"),
     "reciprocal": lambda x: call("div", Const(1.0), x),
-    "ceil": lambda x: call("neg", call("floor", call("neg", x))),
-    "trunc": lambda x: call("mul", call("sign", x), call("floor", call("abs", x))),
     "log2": lambda x: call("mul", call("log", x), Const(1 / math.log(2))),
     "log10": lambda x: call("mul", call("log", x), Const(1 / math.log(10))),
     "exp2": lambda x: call("exp", call("mul", x, Const(math.log(2)))),
@@ -86,6 +85,13 @@ UNARY: dict[str, Function] = {
     "sgn": _c("sign"),
 }  # fmt: skip
 """Functions of one number."""
+
+STEPS: dict[str, Function] = {
+    "floor": _c("floor"),
+    "ceil": lambda x: call("neg", call("floor", call("neg", x))),
+    "trunc": lambda x: call("mul", call("sign", x), call("floor", call("abs", x))),
+}
+"""Functions of one number that leave integers as they are."""
 
 
 COMPARED = {"le": "le", "lt": "lt", "ge": "ge", "gt": "gt", "eq": "eq", "ne": "ne"}
@@ -106,24 +112,27 @@ def _unary(name: str, fn: Function) -> None:
     def entry(node: Node) -> Value:
         x = node.value("self")
         check_wide(node.dtype)
-        return elementwise(node.shape, node.dtype, [x], lambda e: fn(number(x, e)))
+        if not x.is_real and fn in STEPS.values():
+            return x
+        return elementwise(node.shape, node.dtype, [x], lambda e: stored(node.dtype, fn(number(x, e))))
 
 
-for _name, _fn in UNARY.items():
+for _name, _fn in (*UNARY.items(), *STEPS.items()):
     _unary(_name, _fn)
 
 
 @operator("round")
 def _(node: Node) -> Value:
     x, decimals = node.value("self"), node.get("decimals", 0)
-    check_wide(node.dtype)
+    if not x.is_real:
+        return x
     apart, back = ("mul", "div") if decimals > 0 else ("div", "mul")
     scale = Const(10.0 ** abs(decimals))
 
     def compute(e: Expr) -> Expr:
         return call(back, call("round", call(apart, e, scale)), scale) if decimals else call("round", e)
 
-    return elementwise(node.shape, node.dtype, [x], lambda e: compute(number(x, e)))
+    return elementwise(node.shape, node.dtype, [x], compute)
 
 
 def _comparison(name: str, fn: str) -> None:
@@ -148,7 +157,7 @@ def _arithmetic(node: Node, fn: Function, first: str = "self", second: str = "ot
     check_wide(node.dtype)
 
     def compute(x: Expr, y: Expr) -> Expr:
-        return fn(number(a, x), _mul(Const(alpha), number(b, y)))
+        return stored(node.dtype, fn(number(a, x), _mul(Const(alpha), number(b, y))))
 
     return elementwise(node.shape, node.dtype, [a, b], compute)
 
@@ -197,7 +206,7 @@ def _(node: Node) -> Value:
         case _ if not node.dtype.is_floating_point:  # towards 0
             return _arithmetic(node, divided_towards_zero)
         case _:
-            return _arithmetic(node, lambda x, y: UNARY["trunc"](call("div", x, y)))
+            return _arithmetic(node, lambda x, y: STEPS["trunc"](call("div", x, y)))
 
 
 def divided_towards_zero(x: Expr, y: Expr) -> Expr:
@@ -355,7 +364,7 @@ def _(node: Node) -> Value:
         e, *bounds = map(number, values, given)
         for fn, bound in zip(ends, bounds, strict=True):
             e = call(fn, e, bound)
-        return e
+        return stored(node.dtype, e)
 
     return elementwise(node.shape, node.dtype, values, compute)
 
@@ -526,7 +535,7 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
         return elementwise(x.shape, dtype, [x], lambda e: truth(x, e))
     if not dtype.is_floating_point:
         if x.is_real and dtype in NARROW:  # towards 0; beyond its ends torch leaves open what it is
-            toward_zero = UNARY["trunc"]
+            toward_zero = STEPS["trunc"]
             return elementwise(x.shape, dtype, [x], lambda e: call(DTYPE_NAMES[dtype], toward_zero(e)))
         if x.is_real or (dtype in NARROW and not x.is_truth and x.dtype != dtype):
             raise Unsupported(f"rounding to {dtype}")

@@ -21,6 +21,7 @@ from eqfuse.torch.operators.table import (
     negated,
     number,
     operator,
+    stored,
     truth,
 )
 from eqfuse.torch.operators.views import reshaped
@@ -78,7 +79,8 @@ def _simple(op: str, word: str, *names: str) -> None:
         if node.dtype.is_floating_point and node.dtype != x.dtype:
             x = cast(x, node.dtype)
         dimensions = node.dimensions("dim", x.rank)
-        return dropped(node, reduced(node, x, dimensions, op, word, dtype=node.dtype))
+        kept = reduced(node, x, dimensions, op, word, after=lambda e: stored(node.dtype, e), dtype=node.dtype)
+        return dropped(node, kept)
 
 
 _simple("sum", "sum", "sum")
@@ -95,10 +97,16 @@ def _extreme(op: str) -> None:
         if node.has("other"):
             x, y = node.value("self"), node.value("other")
             fn = {"max": "maximum", "min": "minimum"}[op]
-            return elementwise(node.shape, node.dtype, [x, y], lambda a, b: call(fn, a, b))
+            return elementwise(
+                node.shape,
+                node.dtype,
+                [x, y],
+                lambda a, b: stored(node.dtype, call(fn, number(x, a), number(y, b))),
+            )
         x = node.value("self")
         dimensions = node.dimensions("dim", x.rank)
-        values = dropped(node, reduced(node, x, dimensions, op, op, dtype=node.dtypes[0]))
+        values = reduced(node, x, dimensions, op, op, after=lambda e: stored(node.dtype, e), dtype=node.dtype)
+        values = dropped(node, values)
         if len(node.shapes) == 1:
             return values
         places = reduced(node, x, dimensions, f"arg{op}", f"arg{op}", dtype=torch.int64)

@@ -93,6 +93,11 @@ def truth(value: Value, expr: Expr) -> Expr:
     return expr if value.is_truth else call("ne", expr, Const(0))
 
 
+def stored(dtype: torch.dtype, expr: Expr) -> Expr:
+    """A number as what a dtype holds: whether it is not 0, of truth values."""
+    return call("ne", expr, Const(0)) if dtype == torch.bool else expr
+
+
 def both(one: Expr, other: Expr) -> Expr:
     """Whether both hold."""
     match one, other:

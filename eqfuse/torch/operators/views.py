@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from eqfuse.terms.nodes import Call, Const, Expr, call
 from eqfuse.torch.operators.pointwise import cast
 from eqfuse.torch.operators.table import (
@@ -16,6 +14,7 @@ from eqfuse.torch.operators.table import (
     elementwise,
     number,
     operator,
+    stored,
 )
 from eqfuse.torch.positions import (
     Part,
@@ -367,7 +366,7 @@ def joined_along(node: Node, tensors: Sequence[Value], dimension: int) -> Value:
                 case kept:
                     found = call("where", kept, own, found)
         assert found is not None
-        return call("ne", found, Const(0)) if node.dtype == torch.bool else found
+        return stored(node.dtype, found)
 
     return Value(node.shape, node.dtype, layout, read)
 

@@ -165,7 +165,7 @@ def _(node: Node) -> Value:
     x, weight = node.value("input"), node.value("weight")
     groups, is_transposed, count = node.given["groups"], node.given["transposed"], x.rank - 2
     given = (_each(node.given[name], count) for name in ("stride", "dilation", "padding"))
-    kind = Transposed if is_transposed else Window
+    kind, outside = Transposed if is_transposed else Window, Const(0.0 if x.is_real else 0)
     windows = [
         kind(*each) for each in zip(x.shape[2:], node.shape[2:], weight.shape[2:], *given, strict=True)
     ]
@@ -174,7 +174,7 @@ def _(node: Node) -> Value:
         operands = [
             (
                 ("batch", "out", "in", *y, *k),
-                windowed(node, _of_groups(node, x, weight), windows, Const(0.0)),
+                windowed(node, _of_groups(node, x, weight), windows, outside),
             ),
             (("out", "in", *k), weight),
         ]
@@ -187,7 +187,7 @@ def _(node: Node) -> Value:
         grouped = reshaped(node, x, [x.shape[0], groups, read, *x.shape[2:]])
         kernel = reshaped(node, weight, [groups, outer, inner, *weight.shape[2:]])
         operands = [
-            (("batch", "group", "in", *y, *k), windowed(node, grouped, windows, Const(0.0))),
+            (("batch", "group", "in", *y, *k), windowed(node, grouped, windows, outside)),
             (("group", *labels, *k), kernel),
         ]
         found = reshaped(node, contracted(node, operands, ("batch", "group", "out", *y)), node.shape)

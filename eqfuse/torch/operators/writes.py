@@ -17,6 +17,7 @@ from eqfuse.torch.operators.table import (
     elementwise,
     number,
     operator,
+    stored,
     truth,
 )
 from eqfuse.torch.operators.views import reshaped
@@ -95,7 +96,7 @@ def written(node: Node, write: Write, fold: Fold | None = None) -> Value:
     def result(chosen: Callable[[Places], Expr]) -> Value:
         def read(positions: tuple[Position, ...]) -> Expr:
             found = chosen(positions)
-            return call("ne", found, Const(0)) if x.is_truth else found
+            return stored(x.dtype, found)
 
         return Value(x.shape, x.dtype, x.layout, read)
 
@@ -261,6 +262,6 @@ def _where_mask(node: Node, x: Value, indices: Sequence[Value | None], values: V
         spot = [() if size == 1 else q for size, q in zip(values.shape, spot, strict=True)]
         held, given = mask.at(p[place : place + mask.rank]), values.at(spot)
         found = call("where", truth(mask, held), number(values, given), number(x, x.at(p)))
-        return call("ne", found, Const(0)) if x.is_truth else found
+        return stored(x.dtype, found)
 
     return Value(x.shape, x.dtype, x.layout, read)
