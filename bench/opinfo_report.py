@@ -1,7 +1,7 @@
 """`eqfuse bench opinfo`: torch's own samples of its operators, through `eq.from_torch`.
 
-torch tests each of its operators with samples of arguments (`torch.testing._internal`, which needs the package `expecttest`). `--examples` of
-those of each operator and dtype (evenly spread; 5 where it is left out) are translated, and what the text means (`eq.reference`) is compared with
+torch tests each of its operators with samples of arguments (`torch.testing._internal`). `--examples` of those of each operator and
+dtype (evenly spread; 5 where it is left out) are translated, and what the text means (`eq.reference`) is compared with
 what torch computes; with `--native` the kernel runs instead. Random numbers, uninitialised tensors and ties are no failures.
 
   right      the same numbers and shapes
@@ -12,13 +12,18 @@ what torch computes; with `--native` the kernel runs instead. Random numbers, un
 
 from __future__ import annotations
 
+import sys
 import time
+import unittest
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from multiprocessing import get_context
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -67,17 +72,17 @@ class Reference:
         return pytree.tree_map(torch.as_tensor, self.run(**given))
 
 
-def operators() -> list[Any]:
-    """torch's operators with their samples. Raises EqfuseError where a package is missing."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torch.testing._internal.common_methods_invocations import op_db
-    except ModuleNotFoundError as error:
-        raise EqfuseError(
-            f"torch's samples need the package {error.name}", hint=f"pip install {error.name}"
-        ) from None
-    return list(op_db)
+@cache
+def operators() -> tuple[Any, ...]:
+    """torch's operators with their samples."""
+    if find_spec("expecttest") is None:  # torch's own tests are made of its TestCase; samples are not
+        stand_in = ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules.setdefault("expecttest", stand_in)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return tuple(op_db)
 
 
 def name_of(op: Any) -> str:
@@ -156,9 +161,12 @@ def explore(batch: Batch) -> dict[str, Any] | None:
 def batches(options: Options) -> Iterator[Batch]:
     """What is asked for, operator by operator."""
     samples = SAMPLES if options.examples == Options.examples else options.examples
-    chosen = options.only.split(",") if options.only else [""]
+    chosen = tuple(options.only.split(",")) if options.only else ("",)
+    if not any(name_of(op).startswith(chosen) for op in operators()):
+        hint = "names are torch's: softmax, nn.functional.gelu"
+        raise EqfuseError(f"no operator starts with {options.only!r}", hint=hint)
     for place, op in enumerate(operators()):
-        if name_of(op).startswith(tuple(chosen)):
+        if name_of(op).startswith(chosen):
             for dtype in DTYPES:
                 if dtype in op.dtypes:
                     yield Batch(place, dtype, samples, options.native)

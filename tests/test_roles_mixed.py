@@ -21,6 +21,7 @@ from eqfuse.differentiate.chunks import chunks_of
 from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.parser import parse
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.launch import GluonProgram
@@ -56,7 +57,7 @@ MEANS = """
 
 
 def _pipeline(source: str, sizes: dict[str, int], **dtypes: str) -> tuple[Derived, Compiled]:
-    derived = compiler.derive(source, None, False, made=True)
+    derived = compiler.derive(source, None, False, made_of=parse(source, made=True))
     known = {t.name: t.dtype or dtypes.get(t.name, "f32") for t in derived.program.tensors}
     return derived, compiler.pipeline(derived, sizes, known, H200)
 
