@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, recorded
@@ -48,13 +49,20 @@ Torch = Callable[..., T]
 @dataclass(frozen=True)
 class Order:
     """A program, the sizes of its axes on a CPU, how many times as long those of `wide` are on a GPU, and torch's forms of it: as
-    written, and by hand."""
+    written, and by hand. `integers` are positions of an axis that tensors hold."""
 
     text: str
     sizes: Mapping[str, int]
     written: Torch
     hand: Torch
     wide: str = ""
+    integers: Mapping[str, str] = field(default_factory=dict)
+
+
+def _reduced_once_more(y: T) -> T:
+    """Reductions over one position, each of which leaves it as it is."""
+    y = y.amax(1, keepdim=True).mean(1, keepdim=True)
+    return y.logsumexp(1, keepdim=True).logsumexp(1, keepdim=True)
 
 
 def _attended(q: T, k: T, v: T) -> T:
@@ -279,6 +287,70 @@ PROGRAMS: Mapping[str, Order] = {
         lambda g, x, w: x @ (w.T @ g),
         "bko",
     ),
+    "KernelBench 1/12": Order(
+        "y[i,k] = sum[j](where(i == j, d[i], 0) * b[j,k])",
+        {"i": 1024, "j": 1024, "k": 1024},
+        lambda d, b: d.diag() @ b,
+        lambda d, b: d[:, None] * b,
+        "ijk",
+    ),
+    "KernelBench 2/18": Order(
+        "y[b] = sum[o](sum[k](x[b,k] * w[o,k]) + s[o])",
+        {"b": 128, "k": 1024, "o": 1024},
+        lambda x, w, s: _reduced_once_more((x @ w.T + s).sum(1, keepdim=True))[:, 0],
+        lambda x, w, s: x @ w.sum(0) + s.sum(),
+        "bko",
+    ),
+    "KernelBench 2/51": Order(
+        "y[b,p] = gelu(mean[o](sum[k](x[b,k] * w[o,k]) + s[o] - t[o])) + x[b,p]",
+        {"b": 128, "k": 1024, "o": 1024, "p": 1024},
+        lambda x, w, s, t: F.gelu((x @ w.T + s - t).mean(1, keepdim=True)) + x,
+        lambda x, w, s, t: F.gelu((x @ w.mean(0) + (s.mean() - t.mean()))[:, None]) + x,
+        "bkop",
+    ),
+    "KernelBench 2/98": Order(
+        "y[b] = max[g](2 * gelu(mean[l](sum[k](x[b,k] * w[g,l,k]) + s[g,l])))",
+        {"b": 128, "k": 1024, "g": 64, "l": 16},
+        lambda x, w, s: (2 * F.gelu((torch.einsum("bk,glk->bgl", x, w) + s).mean(2))).amax(1),
+        lambda x, w, s: (2 * F.gelu(x @ w.mean(1).T + s.mean(1))).amax(1),
+        "bkg",
+    ),
+    "a product on both sides": Order(
+        "y[i,l] = sum[k](sum[j](a[i,j] * x[j,k]) * b[l,k])",
+        {"i": 64, "j": 1024, "k": 1024, "l": 16},
+        lambda a, x, b: (a @ x) @ b.T,
+        lambda a, x, b: a @ (x @ b.T),
+        "jk",
+    ),
+    "one-hot gather": Order(
+        "y[t,d] = sum[v](where(v == ids[t], e[v,d], 0))",
+        {"t": 512, "v": 4096, "d": 128},
+        lambda ids, e: F.one_hot(ids, e.shape[0]).to(e.dtype) @ e,
+        lambda ids, e: e[ids],
+        "tv",
+        integers={"ids": "v"},
+    ),
+    "covariance, centred": Order(
+        "y[i,j] = mean[b]((x[b,i] - mean[b](x[b,i])) * (x[b,j] - mean[b](x[b,j])))",
+        {"b": 2048, "i": 128, "j": 128},
+        lambda x: (x - x.mean(0)).T @ (x - x.mean(0)) / x.shape[0],
+        lambda x: (z := x - x.mean(0)).T @ z / x.shape[0],
+        "bij",
+    ),
+    "Gram matrices, summed": Order(
+        "y = sum[i](sum[j](sum[k](a[i,k] * b[j,k]) * c[i,j]))",
+        {"i": 1024, "j": 1024, "k": 16},
+        lambda a, b, c: ((a @ b.T) * c).sum(),
+        lambda a, b, c: ((c @ b) * a).sum(),
+        "ij",
+    ),
+    "a sum of outer products": Order(
+        "y[i] = sum[j](sum[r](u[i,r] * v[j,r]) * x[j]) + sum[j](a[i,j] * x[j])",
+        {"i": 1024, "j": 1024, "r": 32},
+        lambda u, v, x, a: (u @ v.T) @ x + a @ x,
+        lambda u, v, x, a: u @ (v.T @ x) + a @ x,
+        "ij",
+    ),
     "two layers": Order(
         "y[b,p] = sum[o](sum[k](x[b,k] * w[o,k]) * z[p,o])",
         {"b": 2048, "k": 512, "o": 512, "p": 8},
@@ -316,14 +388,17 @@ def row_of(name: str, order: Order, options: Options) -> dict[str, Any]:
     def drawn() -> dict[str, Any]:
         shapes = {name: [sizes[axis] for axis in axes] for name, axes in axes_of.items()}
         return {
-            n: torch.randn(s, device=options.device) / max(s[-1:] or [1]) ** 0.5 for n, s in shapes.items()
+            n: torch.randint(0, sizes[order.integers[n]], s, device=options.device)
+            if n in order.integers
+            else torch.randn(s, device=options.device) / max(s[-1:] or [1]) ** 0.5
+            for n, s in shapes.items()
         }
 
     kernel = eq.compile(order.text, native="wait")
     given = [drawn() for _ in range(3)]
     own = {axis for axes in axes_of.values() for axis in axes}
     known: dict[str, Any] = {"sizes": {axis: n for axis, n in sizes.items() if axis not in own}}
-    exact = order.written(**{n: t.double() for n, t in given[1].items()})
+    exact = order.written(**{n: t if n in order.integers else t.double() for n, t in given[1].items()})
     calls: dict[str, Callable[[dict[str, Any]], T]] = {
         "ms": lambda values: kernel(**values, **known),
         "written_ms": lambda values: order.written(**values),
