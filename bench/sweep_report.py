@@ -162,7 +162,7 @@ class Cell:
         return OPERATIONS[self.operation].torch(x, self.reduced)
 
     def run(self) -> tuple[eq.Kernel, Callable[[torch.Tensor], torch.Tensor]]:
-        kernel = eq.compile(self.program)
+        kernel = eq.compile(self.program, native="wait")  # what runs once C++ is compiled
         return kernel, lambda x: kernel(x=x)
 
     def peer(self, compiled: bool) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -24,8 +24,9 @@ from eqfuse.cache.files import read_whole
 from eqfuse.extract.machine import compiler
 from eqfuse.tile import host
 from eqfuse.tile.native import build, printer
+from eqfuse.tile.native.blocks import native_configs
 from eqfuse.tile.native.nodes import NotNative
-from eqfuse.tile.native.run import longest
+from eqfuse.tile.native.run import NativeProgram, longest
 from eqfuse.tile.nodes import Constant, Elementwise, Kernel, Let, Start, TileProgram, Value
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
@@ -60,6 +61,22 @@ def test_the_first_call_does_not_wait_for_the_compiler(own_cache: Path) -> None:
         time.sleep(0.05)
         torch.testing.assert_close(kernel(x=x), x.softmax(1))
     assert kernel.plan.code == "C++"
+
+
+@needs.cxx
+def test_calls_after_the_compiler_go_straight_to_its_code(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second call of a kind makes what runs the others, though the first one ran as torch calls."""
+    kernel = eq.compile("y[i] = sum[j](x[i,j])", target="cpu", native="background")
+    x = torch.randn(5, 7)
+    kernel(x=x)
+    runs, deadline = kernel._calls.runners.host(kernel._current), time.monotonic() + 60
+    while not runs.is_settled({"x": x}) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    kernel(x=x)
+    monkeypatch.setattr(NativeProgram, "__call__", lambda *_: pytest.fail("a call was looked at"))
+    torch.testing.assert_close(kernel(x=x), x.sum(1))
 
 
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +272,29 @@ def test_rows_of_a_table_are_read_as_vectors(columns: int) -> None:
     for wrong in (9, 1 << 40, -1):
         with pytest.raises(eq.EqfuseError, match=f"'t': position {wrong} is outside a dimension of 9"):
             kernel(t=t, k=torch.tensor([3, 0, wrong, 8]))
+
+
+@needs.cxx
+@pytest.mark.parametrize("columns", [64, 70])
+def test_rows_behind_a_mask_are_read_as_vectors(columns: int) -> None:
+    """A mask that all elements of a row share is looked at once; where it does not hold nothing is read."""
+    source = "t: f32[v,j]\ny[i,j] = where(0 <= k[i] and k[i] < N(v), t[k[i], j], 0)"
+    kernel = eq.compile(source, native="wait")
+    t, k = torch.randn(9, columns), torch.tensor([3, -1, 8, 9, 1 << 40])
+    wanted = torch.where(((k >= 0) & (k < 9))[:, None], t[k.clamp(0, 8)], 0)
+    torch.testing.assert_close(kernel(t=t, k=k), wanted)
+    assert kernel.cpp is not None and "gather_f32" not in kernel.cpp
+
+
+@needs.cxx
+def test_a_product_is_computed_once_for_all_columns_beside_it() -> None:
+    """Columns that the product has not are in one block, for every block computes it again."""
+    kernel = eq.compile("y[b,p] = sum[o](tanh(sum[k](x[b,k] * w[o,k]))) + z[b,p]", native="wait")
+    x, w, z = torch.randn(70, 40), torch.randn(50, 40), torch.randn(70, 600)
+    torch.testing.assert_close(kernel(x=x, w=w, z=z), (x @ w.T).tanh().sum(1, keepdim=True) + z)
+    assert len(kernel.plan.kernels) == 1
+    (config,) = native_configs(kernel._current.tile, kernel.plan.configs, dict(kernel.plan.sizes))
+    assert {block.axis: block.size for block in config.blocks}["p"] == 600
 
 
 @needs.cxx

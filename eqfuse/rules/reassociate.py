@@ -7,8 +7,8 @@ may be multiplied and its axes summed are equal (SPORES' identities: Wang et al.
 is found by dynamic programming over subsets of the factors, as the order of a chain of matrix products is. What a block is not
 made of (an exponential, a quotient by a value, a mask, a cast) is a factor as it stands, and has blocks of its own inside.
 
-A factor that is a sum of terms is multiplied out where that is cheaper: `(w + a b) x` as `w x + a (b x)`. At most one of the terms may
-be exact, one that sums nothing: a difference of exact numbers is rounded once, and a difference of their sums is not.
+A factor that is a sum of terms is multiplied out where that is cheaper: `(w + a b) x` as `w x + a (b x)`. Terms that are exact, that sum
+nothing, stay together: a difference of exact numbers is rounded once, and a difference of their sums is not.
 The absolute values of all terms are summed in each order alike, so that the bounds of rounding differ by the depths of the sums
 alone (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2).
 
@@ -60,6 +60,8 @@ MOST_TERMS = 4
 """Terms of a factor up to which it is multiplied out."""
 STORED = 4.0
 """What an element that a reduction leaves for another to read costs, in elements that reductions visit."""
+OF_SEVERAL = 1.5
+"""How many times as much as an element of a product of two factors one of several costs to visit: no library multiplies those."""
 NEAR_ONE = 2.0**-16, 2.0**16
 """Constants that a block is multiplied by as a whole; others stay with what they are written next to, for its range."""
 DEEPER = 2.0
@@ -313,11 +315,13 @@ def _inside(at: Expr, axis: str) -> Expr | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """A product of some factors of a block: what it costs, and the axes that it has."""
+    """A product of some factors of a block: what it costs, and the axes that it has. One that `is_open` has several factors, and is not
+    summed."""
 
     cost: float
     value: Expr
     axes: frozenset[str]
+    is_open: bool = False
 
 
 class _Orders:
@@ -334,7 +338,7 @@ class _Orders:
         self._dtypes = dtypes or {}
         self._constants = constants
         self._are_constant: dict[Expr, bool] = {}
-        self._exact = math.inf if is_free else 1
+        self._is_free = is_free
         self._best: dict[Expr, Expr] = {}
 
     def best(self, expr: Expr) -> Expr:
@@ -406,8 +410,8 @@ class _Orders:
         if 0 < len(factors) <= MOST_FACTORS:
             yield self._contracted(replace(block, factors=factors))
         for place, factor in enumerate(block.factors):
-            parts = terms_of(factor)
-            if 1 < len(parts) <= terms and sum(not _has_sum(part) for _, part in parts) <= self._exact:
+            parts = terms_of(factor) if self._is_free else _exact_as_one(terms_of(factor))
+            if 1 < len(parts) <= terms:
                 yield self._multiplied_out(block, place, parts, terms - len(parts) + 1)
 
     def _multiplied_out(
@@ -434,23 +438,26 @@ class _Orders:
         def axes(members: int) -> frozenset[str]:
             return frozenset[str]().union(*(a for n, a in enumerate(axes_of) if members >> n & 1))
 
-        def made(members: int, cost: float, value: Expr, had: frozenset[str]) -> list[_Part]:
-            """A product of some factors that has the axes `had`, and what it is once it is summed."""
+        def made(members: int, cost: float, value: Expr, had: frozenset[str], is_of_several: bool) -> _Part:
+            """A product of some factors that has the axes `had`, summed over those that no other factor has."""
             left = axes(members) - (summed - axes(everything & ~members))
             if left == had:
-                return [_Part(cost, value, had)]
+                return _Part(cost, value, had, members & (members - 1) != 0)
             for axis in reversed([axis for axis in block.axes if axis in had - left]):
                 value = Reduce("sum", axis, value)
                 value = call("div", value, Size(axis)) if axis in block.counts else value
             if not members & varying:
-                return [_Part(cost, value, left)]
+                return _Part(cost, value, left)
             stored = STORED * self._size(left) if members != everything else 0.0
-            return [_Part(cost + self._size(had) + stored, value, left)]
+            visited = self._size(had) * (OF_SEVERAL if is_of_several else 1.0)
+            return _Part(cost + visited + stored, value, left)
 
-        def parts_of(members: int, cost: float, value: Expr, had: frozenset[str]) -> list[_Part]:
-            found = made(members, cost, value, had)
-            is_open = members != everything and found[0].axes != had and len(factors) <= MOST_OPEN
-            return [*found, _Part(cost, value, had)] if is_open else found
+        def parts_of(
+            members: int, cost: float, value: Expr, had: frozenset[str], is_of_several: bool = False
+        ) -> list[_Part]:
+            found = made(members, cost, value, had, is_of_several)
+            may_stay = members != everything and found.axes != had and len(factors) <= MOST_OPEN
+            return [found, _Part(cost, value, had, members & (members - 1) != 0)] if may_stay else [found]
 
         best = {1 << n: parts_of(1 << n, 0.0, factor, axes_of[n]) for n, factor in enumerate(factors)}
         for count in range(2, len(factors) + 1):
@@ -462,7 +469,8 @@ class _Orders:
                     if part & members & -members:  # each division into two once
                         for one, other in product(best[part], best[members ^ part]):
                             joined, cost = call("mul", one.value, other.value), one.cost + other.cost
-                            for each in parts_of(members, cost, joined, one.axes | other.axes):
+                            several = one.is_open or other.is_open
+                            for each in parts_of(members, cost, joined, one.axes | other.axes, several):
                                 if each.axes not in cheapest or each.cost < cheapest[each.axes].cost:
                                     cheapest[each.axes] = each
                     part = (part - 1) & members
@@ -497,6 +505,17 @@ def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
         case Call("neg", (inner,)):
             return [(not is_added, part) for is_added, part in terms_of(inner)]
     return [(True, expr)]
+
+
+def _exact_as_one(terms: Sequence[tuple[bool, Expr]]) -> list[tuple[bool, Expr]]:
+    """The terms, those that sum nothing as one of them, where the first of those stands."""
+    exact = [(is_added, part) for is_added, part in terms if not _has_sum(part)]
+    if len(exact) < 2:
+        return list(terms)
+    first = exact[0][0]
+    whole = first, _total([(is_added == first, part) for is_added, part in exact])
+    found = [whole if term == exact[0] else term for term in terms]
+    return [term for term in found if term is whole or term not in exact]
 
 
 def _has_sum(expr: Expr) -> bool:

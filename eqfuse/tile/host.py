@@ -73,16 +73,15 @@ class HostProgram:
         shards: Mapping[str, int],
         outputs: Sequence[str],
     ) -> Callable[[Mapping[str, Any], Sequence[int]], Any] | None:
-        """What runs calls like the last one from the addresses of its tensors, see `NativeProgram.direct`; None where torch
+        """What runs calls like this one from the addresses of its tensors, see `NativeProgram.direct`; None where torch
         calls run them, or tensors are converted first."""
-        if not isinstance(self._last, NativeProgram) or self._converts(tensors):
+        if self._converts(tensors):
             return None
-        found = self._made.get(unit_dims(tensors))
-        return (
-            found.direct(names, tensors, extents, shards, outputs)
-            if isinstance(found, NativeProgram)
-            else None
-        )
+        found = self._native(tensors, extents, shards)
+        if not isinstance(found, NativeProgram):
+            return None
+        self._last = found
+        return found.direct(names, tensors, extents, shards, outputs)
 
     def is_settled(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether calls on tensors like these will be run by what has run the last one."""

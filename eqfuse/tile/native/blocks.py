@@ -118,7 +118,11 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
             size = fitting[of.axis]
             return of if size == of.size else replace(of, size=size, valid=None)
         if of.axis in vectors:
-            beside = prod(together.get(a, n) for a, n in lengths.items() if a != of.axis and a in depth)
+            beside = max(
+                prod(together.get(a, lengths[a]) for a in item.dims if a != of.axis)
+                for item in flat(items)
+                if of.axis in item.dims
+            )
             size = min(of.size, VECTORS * LANES, max(LANES, most // beside // LANES * LANES))
             return replace(of, size=size, valid=None)
         if any(of.axis not in dims for dims in turned):

@@ -64,9 +64,10 @@ class Frame(Whole):
 
     def _starts(self) -> list[str]:
         lines = ["      i64 rest = instance; (void)rest;"]
-        for axis in self.kernel.grid:
+        for place, axis in enumerate(self.kernel.grid, start=1):
             c, step = self._c(axis), self._step(axis)
-            lines.append(f"      const i64 start_{c} = rest % count_{c} * {step}; rest /= count_{c};")
+            number = f"digit(rest, count_{c})" if place < len(self.kernel.grid) else "rest"
+            lines.append(f"      const i64 start_{c} = {number} * {step};")
             lines.append(
                 f"      const i64 length_{c} = least({step}, {self._size(self._axis(axis))} - start_{c}); (void)length_{c};"
             )

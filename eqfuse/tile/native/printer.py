@@ -97,7 +97,7 @@ class _KernelPrinter(Frame):
                 "                    const i64* integers, int threads, i64* failure) {",
                 *head,
                 "  LibraryThreads library(instances > 1 ? 1 : threads);",
-                "  const auto work = [=] {",
+                "  const auto blocks = [=]() INLINED {",
                 *memory,
                 "    #pragma omp for schedule(dynamic, chunk)",
                 "    for (i64 instance = 0; instance < instances; instance++) {",
@@ -107,6 +107,8 @@ class _KernelPrinter(Frame):
                 *(["    written();"] if self.streamed else []),
                 "    thread_scratch.leave();",
                 "  };",
+                # What a region is given lies in memory, to which any store may be: its copies are in registers.
+                "  const auto work = [=] { const auto own = blocks; own(); };",
                 # A region of one thread would be one around those of the library, which wake new threads every time.
                 "  if (threads == 1 || instances == 1) return work();",
                 "  #pragma omp parallel num_threads(threads)",

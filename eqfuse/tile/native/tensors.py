@@ -59,29 +59,37 @@ class Tensors(Context):
                 return None
 
     def _access(
-        self, tensor: str, index: Sequence[ir.Value], mask: str, wide: bool, *, reads: bool = False
+        self,
+        tensor: str,
+        index: Sequence[ir.Value],
+        mask: ir.Value | None,
+        wide: bool,
+        *,
+        reads: bool = False,
     ) -> tuple[str, str, str]:
         """Where a tensor is read or written: a pointer with the step of its lanes; or a pointer, the offsets of lanes
-        and which of them are wanted, if there is no step. Positions outside are noted as a failure, and not touched."""
+        and which of them are wanted, if there is no step. Positions outside are noted as a failure, and not touched.
+        What `reads` takes zeros where it has a step and its mask does not hold."""
         self.used.add(tensor)
         name, vector = self._tensor(tensor), self._vector
         checked = [k for k, at in enumerate(index) if not self._is_position(at)]
         if not wide or vector is None:
             texts = [self._scalar(at) for at in index]
             offset = " + ".join(f"(i64)({t}) * {self._stride(tensor, k)}" for k, t in enumerate(texts)) or "0"
-            if not checked and not mask:
+            if not checked and mask is None:
                 return f"{name} + {offset}", "0", ""
             wanted = self.names.fresh("wanted")
-            self.emit(f"bool {wanted} = {mask or 'true'};")
+            self.emit(f"bool {wanted} = {'true' if mask is None else self._scalar(mask)};")
             for k in checked:
                 self._note_outside(wanted, texts[k], tensor, k)
             return f"{name} + {offset}", "0", wanted
-        stepped = None if mask else self._stepped(tensor, index, checked, vector, reads)
-        if stepped is not None:
-            return *stepped, ""
+        if mask is None or vector.axis not in mask.dims:
+            stepped = self._stepped(tensor, index, checked, vector, mask, reads)
+            if stepped is not None:
+                return *stepped, ""
         wanted, offset = self.names.fresh("wanted"), self.names.fresh("offset")
         on = f"first({vector.left})" if vector.left else "splat(true)"
-        self.emit(f"I {wanted} = {f'both({mask}, {on})' if mask else on};")
+        self.emit(f"I {wanted} = {on if mask is None else f'both({self._read(mask, wide=True)}, {on})'};")
         self.emit(f"L {offset} = L{{}};")
         for k, at in enumerate(index):
             place = self.names.fresh("place")
@@ -96,10 +104,16 @@ class Tensors(Context):
         self.emit(f"inside({wanted}, {at}, {where}, failure);")
 
     def _stepped(
-        self, tensor: str, index: Sequence[ir.Value], checked: Sequence[int], vector: Open, reads: bool
+        self,
+        tensor: str,
+        index: Sequence[ir.Value],
+        checked: Sequence[int],
+        vector: Open,
+        mask: ir.Value | None,
+        reads: bool,
     ) -> tuple[str, str] | None:
-        """A pointer and the step of its lanes; None where lanes have no step, or their positions are checked. A position
-        that all lanes share is checked once where neighbours are read: outside, zeros are read."""
+        """A pointer and the step of its lanes; None where lanes have no step, or their positions are checked. A mask and a position
+        that all lanes share are looked at once where neighbours are read: outside, zeros are read."""
         steps = [self._steps(at, vector.axis) for at in index]
         if any(step is None for step in steps):
             return None
@@ -108,21 +122,20 @@ class Tensors(Context):
         place = f"{self._tensor(tensor)} + {' + '.join(texts) or '0'}"
         moving = [k for k, (_, step) in enumerate(known) if step != "0"]
         near = len(moving) == 1 and known[moving[0]][1] == "1" and (tensor, moving[0]) in self.interface.unit
-        if not checked:
+        if not checked and mask is None:
             step = " + ".join(f"{known[k][1]} * {self._stride(tensor, k)}" for k in moving) or "0"
             return place, "1" if near else f"({step})"
         if not reads or not near or moving[0] in checked:
             return None
         there = self.names.fresh("there")
-        self.emit(f"bool {there} = true;")
+        self.emit(f"bool {there} = {'true' if mask is None else self._scalar(mask)};")
         for k in checked:
             self._note_outside(there, known[k][0], tensor, k)
         return f"({there} ? {place} : ({ELEMENTS[self._dtype(tensor)]}*)absent)", "1"
 
     def _load(self, value: ir.Value, op: ir.LoadTile, wide: bool) -> str:
         dtype, vector = self._dtype(op.tensor), self._vector
-        mask = "" if op.mask is None else self._read(op.mask, wide=wide)
-        place, step, wanted = self._access(op.tensor, op.index, mask, wide, reads=True)
+        place, step, wanted = self._access(op.tensor, op.index, op.mask, wide, reads=op.other == 0)
         other = number(op.other, value.dtype)
         if not wide or vector is None:
             text = f"get_{dtype}({place})"
@@ -193,10 +206,9 @@ class Tensors(Context):
         dtype, vector = self._dtype(store.tensor), self._vector
         used = (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
         wide = vector is not None and any(vector.axis in v.dims for v in used)
-        mask = "" if store.mask is None else self._read(store.mask, wide=wide)
         with self.block():
             text = converted(self._read(store.value, wide=wide), store.value.dtype, kind(dtype))
-            place, step, wanted = self._access(store.tensor, store.index, mask, wide)
+            place, step, wanted = self._access(store.tensor, store.index, store.mask, wide)
             if not wide or vector is None:
                 self.emit(f"{f'if ({wanted}) ' if wanted else ''}put_{dtype}({place}, {text});")
             elif wanted:

@@ -9,7 +9,8 @@
 #define LANES 4
 #endif
 #define VECTOR(type, name) typedef type name __attribute__((vector_size(LANES * sizeof(type))))
-#define INLINE static inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))
+#define INLINE static inline INLINED
 #define CONVERT(x, type) __builtin_convertvector(x, type)
 #define EACH for (int lane = 0; lane < LANES; lane++)
 
@@ -202,8 +203,19 @@ INLINE I widened(U8 x) { return CONVERT(CONVERT(x, U16), I); }
 INLINE I widened(I8 x) { return CONVERT(CONVERT(x, I16), I); }
 #endif
 
+// Halves, likewise: to nearest, ties to even.
+#if defined(__AVX512F__) && !defined(__clang__)
+typedef short Halves __attribute__((vector_size(32)));
+INLINE F from_f16(H x) { return (F)__builtin_ia32_vcvtph2ps512_mask((Halves)x, F{}, (u16)-1, 4); }
+INLINE H to_f16(F x) { return (H)__builtin_ia32_vcvtps2ph512_mask(x, 0, Halves{}, (u16)-1); }
+#elif defined(__AVX__) && defined(__F16C__) && !defined(__clang__)
+typedef short Halves __attribute__((vector_size(16)));
+INLINE F from_f16(H x) { return (F)__builtin_ia32_vcvtph2ps256((Halves)x); }
+INLINE H to_f16(F x) { return (H)__builtin_ia32_vcvtps2ph256(x, 0); }
+#else
 INLINE F from_f16(H x) { return CONVERT(x, F); }
 INLINE H to_f16(F x) { return CONVERT(x, H); }
+#endif
 INLINE F from_bf16(U16 x) { return (F)(CONVERT(x, U) << 16); }
 INLINE U16 to_bf16(F x) {  // to nearest, ties to even
   U b = (U)x, rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
@@ -233,6 +245,14 @@ INLINE F from_f8e5m2(U8 x) { return from_f16((H)(CONVERT(x, U16) << 8)); }  // t
 INLINE U8 to_f8e5m2(F x) { return to_f8<2, 113>(x, 57344.f, 0x7f); }
 
 // Memory -------------------------------------------------------------------------------------------------------
+
+// The last digit of a number, which is taken off it: a division takes as long as a short row.
+INLINE long long digit(long long& number, long long base) {
+  if (base == 1) return 0;
+  const long long last = number % base;
+  number /= base;
+  return last;
+}
 
 // Whether a tensor of so many bytes is written past the caches: not where rows are short and share lines of the cache,
 // which are read for their ends all the same.
