@@ -128,8 +128,10 @@ class _Priced:
         if self.cost.on_gpu:
             even = self.cost._coverage.evenness(self.blocks, self.grid / device.sms)
             fill, busy = fill * even, busy * even
-        if not self.cost.on_gpu and self.grid < 2 * device.sms:  # the threads share every operation instead
-            fill = busy = 1.0
+        products = fill
+        if not self.cost.on_gpu and self.grid < 2 * device.sms:  # the library shares its products out among threads
+            products = busy = 1.0
+            fill = min(1.0, self.positions(frozenset(self.cost.kernel.parallel)) / device.sms)
         memory, cache = self._traffic()
         matrix = sum(2 * self.computed(p.axes) / self._matrix_rate(p) for p in work.products)
         elementwise = sum(n * self.computed(axes) for axes, n in work.elementwise)
@@ -141,7 +143,7 @@ class _Priced:
         )
         return {
             **traffic,
-            "matrix": matrix / fill,
+            "matrix": matrix / products,
             "elementwise": elementwise / device.elementwise / fill,
             "special": special / device.special / fill,
             "steps": self._overhead(),
