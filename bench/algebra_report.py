@@ -435,8 +435,8 @@ def timed(
     seconds: dict[str, list[float]] = {what: [] for what in calls}
     for turn in range(REPEATS + 2):
         in_turn = list(calls.items())
-        for place in range(len(in_turn)):
-            what, run_once = in_turn[(place + turn) % len(in_turn)]  # who is first finds inputs out of the caches
+        for place in range(len(in_turn)):  # who is first finds its inputs out of the caches
+            what, run_once = in_turn[(place + turn) % len(in_turn)]
             values = given[(turn + turn // len(given)) % len(given)]
             if on_gpu:
                 torch.cuda.synchronize()

@@ -129,7 +129,8 @@ class _Priced:
             even = self.cost._coverage.evenness(self.blocks, self.grid / device.sms)
             fill, busy = fill * even, busy * even
         products = fill
-        if not self.cost.on_gpu and self.grid < 2 * device.sms:  # the library shares its products out among threads
+        if not self.cost.on_gpu and self.grid < 2 * device.sms:
+            # The library shares its products out among threads; other operations are those of one thread for each position.
             products = busy = 1.0
             fill = min(1.0, self.positions(frozenset(self.cost.kernel.parallel)) / device.sms)
         memory, cache = self._traffic()

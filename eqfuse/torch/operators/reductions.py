@@ -480,10 +480,8 @@ def _first_places(x: Value) -> Value:
 class Ranked:
     """The rank of each number along a dimension: how many stand before it, NaN being the greatest."""
 
-    node: Node
     x: Value
     groups: tuple[tuple[Digit, ...], ...]
-    dimension: int
     inner: str
     places: Sequence[Position]
     rank: Value
@@ -492,14 +490,14 @@ class Ranked:
         """The number that has the rank `at`, and its position."""
         stands = call("eq", self.rank.at(self.places), at)
 
-        def picked(what: Expr) -> Expr:
+        def there(what: Expr) -> Expr:
             return Reduce("sum", self.inner, call("where", stands, what, Const(0)))
 
-        return picked(self.x.at(self.places)), picked(Axis(self.inner))
+        return there(self.x.at(self.places)), there(Axis(self.inner))
 
 
 def _ranked(node: Node, x: Value, dimension: int, descending: bool) -> Ranked:
-    """It takes as many steps as the square of the extent."""
+    """The ranks along a dimension, in as many steps as the square of the extent."""
     groups, inner, places = _beside(node, x, dimension)
     outer = groups[dimension][0].axis
     own, other = x.at([position(group) for group in groups]), x.at(places)
@@ -515,7 +513,7 @@ def _ranked(node: Node, x: Value, dimension: int, descending: bool) -> Ranked:
     count = call("where", either(before, alike), Const(1), Const(0))
     like = Value(x.shape, torch.int64, groups, x.read)
     rank = node.writer.defined(like, groups, Reduce("sum", inner, count), "rank")
-    return Ranked(node, x, groups, dimension, inner, places, rank)
+    return Ranked(x, groups, inner, places, rank)
 
 
 @operator("sort")

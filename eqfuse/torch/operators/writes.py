@@ -30,8 +30,8 @@ Places = Sequence[Position]
 @dataclass(frozen=True)
 class Write:
     """Numbers of a shape that go to positions of `x`: `goes` says whether the one at `q` goes to position `p`, which is
-    told by the dimensions `keys` of `x`; `given` is that number. Where `within` does not hold of `p` none goes there. `plain` is a dimension of `x` where only the one at the
-    same position may go, if there is any."""
+    told by the dimensions `keys` of `x`; `given` is that number. Where `within` does not hold of `p` none goes there. `plain` is
+    a dimension of `x` where only the one at the same position may go, if there is any."""
 
     x: Value
     shape: Sequence[Size]
