@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -58,6 +59,12 @@ class CpuProgram:
         self._kernels: tuple[KernelFunction, ...] = tuple(namespace[name] for name in names)
         self._dtypes = buffer_dtypes(program)
         self._loaded = {name: TORCH_DTYPES[dtype] for name, dtype in loaded_dtypes(program).items()}
+        # Integers have 64 bits in torch calls, and so between kernels: an axis may be longer than a kernel's 32 bits allow.
+        wide = (
+            replace(b, dtype="i64") if self._dtypes[b.name] == "i32" and not b.is_output else b
+            for b in program.buffers
+        )
+        self._stored = replace(program, buffers=tuple(wide))
         self._launches: dict[tuple[Sizes, Sizes], _Launch] = {}
 
     def __call__(
@@ -74,7 +81,7 @@ class CpuProgram:
         if launch is None:
             launch = self._launches[key] = self._launch(extents, shards)
         sizes, grids = launch
-        buffers = buffers_for(self.program, sizes, self._dtypes)
+        buffers = buffers_for(self._stored, sizes, self._dtypes)
         memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
         small = sum(tensor.numel() for tensor in memory.values()) < SMALL_ELEMENTS
         threads = 1 if small else self.threads or count()
@@ -95,7 +102,7 @@ class CpuProgram:
     ) -> dict[str, torch.Tensor]:
         """As a call, for what records torch calls: one block after the other, in the calling thread."""
         sizes, grids = self._launch(extents, shards)
-        buffers = buffers_for(self.program, sizes, self._dtypes)
+        buffers = buffers_for(self._stored, sizes, self._dtypes)
         memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
         for function, blocks in zip(self._kernels, grids, strict=True):
             function(memory, scalars, sizes, blocks)
