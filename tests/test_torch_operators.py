@@ -133,7 +133,7 @@ RUN = (
 )  # fmt: skip
 
 
-@pytest.mark.slow(but=["argmax of one", "means at positions"])
+@pytest.mark.slow(but=["argmax of one", "means at positions", "empty results"])
 @pytest.mark.parametrize("name", RUN)
 def test_kernels_compute_it(name: str) -> None:
     fn, given = CASES[name]

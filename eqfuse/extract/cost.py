@@ -132,7 +132,7 @@ class _Priced:
         if not self.cost.on_gpu and self.grid < 2 * device.sms:
             # The library shares its products out among threads; other operations are those of one thread for each position.
             products = busy = 1.0
-            fill = min(1.0, self.positions(frozenset(self.cost.kernel.parallel)) / device.sms)
+            fill = min(1.0, self.positions(frozenset(self.cost.kernel.parallel)) / device.sms) or 1.0
         memory, cache = self._traffic()
         matrix = sum(2 * self.computed(p.axes) / self._matrix_rate(p) for p in work.products)
         elementwise = sum(n * self.computed(axes) for axes, n in work.elementwise)
