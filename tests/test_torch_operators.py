@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import eqfuse as eq
-from bench.opinfo_report import verdict
+from bench.opinfo_report import Reference, verdict
 
 
 def r(*shape: int) -> torch.Tensor:
@@ -105,16 +105,6 @@ def check(found: Any, wanted: Any) -> None:
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
-class Reference:
-    """In place of the kernel of a program: what its text means."""
-
-    def __init__(self, source: str) -> None:
-        self.run = eq.reference(source)
-
-    def __call__(self, **given: Any) -> Any:
-        return pytree.tree_map(torch.as_tensor, self.run(**given))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -438,11 +438,14 @@ class _Orders:
         def axes(members: int) -> frozenset[str]:
             return frozenset[str]().union(*(a for n, a in enumerate(axes_of) if members >> n & 1))
 
+        def unsummed(members: int, cost: float, value: Expr, had: frozenset[str]) -> _Part:
+            return _Part(cost, value, had, is_open=members & (members - 1) != 0)
+
         def made(members: int, cost: float, value: Expr, had: frozenset[str], is_of_several: bool) -> _Part:
             """A product of some factors that has the axes `had`, summed over those that no other factor has."""
             left = axes(members) - (summed - axes(everything & ~members))
             if left == had:
-                return _Part(cost, value, had, members & (members - 1) != 0)
+                return unsummed(members, cost, value, had)
             for axis in reversed([axis for axis in block.axes if axis in had - left]):
                 value = Reduce("sum", axis, value)
                 value = call("div", value, Size(axis)) if axis in block.counts else value
@@ -457,7 +460,7 @@ class _Orders:
         ) -> list[_Part]:
             found = made(members, cost, value, had, is_of_several)
             may_stay = members != everything and found.axes != had and len(factors) <= MOST_OPEN
-            return [found, _Part(cost, value, had, members & (members - 1) != 0)] if may_stay else [found]
+            return [found, unsummed(members, cost, value, had)] if may_stay else [found]
 
         best = {1 << n: parts_of(1 << n, 0.0, factor, axes_of[n]) for n, factor in enumerate(factors)}
         for count in range(2, len(factors) + 1):

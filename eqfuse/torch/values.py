@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from eqfuse.terms.expressions import power_of
-from eqfuse.terms.nodes import Axis, Const, Expr, Load, Scalar, Size, call, children
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Reduce, Scalar, Size, call, children
 from eqfuse.torch.positions import Part, Position, Radix, is_real_size
 from eqfuse.torch.positions import Size as Extent
 
@@ -322,6 +322,13 @@ def _folded(fn: str, first: Expr, rest: Sequence[Expr]) -> Expr:
 def position(group: Sequence[Digit]) -> Position:
     """The position that axes have."""
     return tuple(Part(Axis(digit.axis), digit.size) for digit in group)
+
+
+def folded(op: str, axes: Sequence[str], body: Expr) -> Expr:
+    """A reduction over axes, the last one innermost."""
+    for axis in reversed(axes):
+        body = Reduce(op, axis, body)
+    return body
 
 
 def axes_in(groups: Sequence[Sequence[Digit]]) -> tuple[str, ...]:

@@ -149,8 +149,8 @@ class Certificate:
     besides, on inputs at the thresholds of both programs; these trials are no part of `trials` nor of the bound.
     `untaken` are sides of branches that no trial took: where there are some, `ok` needs that they were `allowed`.
     `supposed` are such sides where all stages were compared with the order of the numbers said to be the other one.
-    `over` says which limit of memory or time ended the trials. `proof` says how two programs were proved equal, with no trial: that they are the same program, or by which rules
-    they met in the e-graph.
+    `over` says which limit of memory or time ended the trials. `proof` says how two programs were proved equal, with no
+    trial: that they are the same program, or by which rules they met in the e-graph.
     """
 
     ok: bool

@@ -832,9 +832,8 @@ def _integer_values(
             if positional:
                 values[name] = (low, high) if node.fn in ("eq", "ne") else (low, high + 1)
                 delimiting |= {name}
-            elif name not in delimiting and (
-                low >= 0 or name not in indices
-            ):  # what it is compared with, and beyond
+            elif name not in delimiting and (low >= 0 or name not in indices):
+                # What it is compared with, and beyond; no position is below 0.
                 before = numbers.get(name, (low, high))
                 numbers[name] = (min(low, before[0]), max(high, before[1]))
                 values[name] = (numbers[name][0], numbers[name][1] + GATHERED - 1)

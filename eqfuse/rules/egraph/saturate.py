@@ -109,8 +109,8 @@ class Saturation:
         return program
 
     def saturate(self, most: int | None = None) -> None:
-        """All rule sets, round after round, until none adds anything or the budget is spent (`most` matches, or MAX_MATCHES): every equality
-        and fact that is there then is one, and the report says how far it came.
+        """All rule sets, round after round, until none adds anything or the budget is spent, `most` matches or MAX_MATCHES: every
+        equality and fact that is there then is one, and the report says how far it came.
 
         The first set (unit laws, which retire the longer form) runs to its fixed point before every step of
         another: 0 * a must be 0 before a rule can multiply it again.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eqfuse.terms.expressions import is_index
-from eqfuse.terms.nodes import Axis, Const, Expr, Load, Reduce, call, walk
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, call, walk
 from eqfuse.torch.operators.reductions import log_softmax, reduced
 from eqfuse.torch.operators.table import (
     Made,
@@ -19,7 +19,7 @@ from eqfuse.torch.operators.table import (
 )
 from eqfuse.torch.operators.views import reshaped
 from eqfuse.torch.positions import Part, Position, axes_read
-from eqfuse.torch.values import Layout, Value, position
+from eqfuse.torch.values import Layout, Value, axes_in, folded, position
 
 
 def read_at(node: Node, x: Value, dimension: int, place: Expr, positions: Sequence[Position]) -> Expr:
@@ -37,12 +37,8 @@ def read_at(node: Node, x: Value, dimension: int, place: Expr, positions: Sequen
     group = node.writer.axes((size,), (layout,), used)[0]
     spot = position(group)
     held = call("eq", node.writer.radix.flat(spot), place)
-    found: Expr = call(
-        "where", held, number(x, x.at([*positions[:dimension], spot, *positions[dimension + 1 :]])), Const(0)
-    )
-    for digit in reversed(group):
-        found = Reduce("sum", digit.axis, found)
-    return stored(x.dtype, found)
+    there = number(x, x.at([*positions[:dimension], spot, *positions[dimension + 1 :]]))
+    return stored(x.dtype, folded("sum", axes_in([group]), call("where", held, there, Const(0))))
 
 
 @operator("embedding")
@@ -147,10 +143,7 @@ def _(node: Node) -> Value:
         group = node.writer.axes((size,), (layout,), axes_read(positions))[0]
         places = [*(positions[:-1] if ordered.rank > 1 else ()), position(group)]
         is_behind = call("gt" if is_right else "ge", ordered.at(places), own)
-        found: Expr = call("where", is_behind, Const(0), Const(1))
-        for digit in reversed(group):
-            found = Reduce("sum", digit.axis, found)
-        return found
+        return folded("sum", axes_in([group]), call("where", is_behind, Const(0), Const(1)))
 
     return Value(node.shape, node.dtype, x.layout, read)
 

@@ -107,18 +107,20 @@ def check_wide(dtype: torch.dtype) -> None:
         raise Unsupported(f"arithmetic in {dtype}, which wraps around")
 
 
-def _unary(name: str, fn: Function) -> None:
+def _unary(name: str, fn: Function, *, keeps_integers: bool = False) -> None:
     @operator(name)
     def entry(node: Node) -> Value:
         x = node.value("self")
         check_wide(node.dtype)
-        if not x.is_real and fn in STEPS.values():
+        if keeps_integers and not x.is_real:
             return x
         return elementwise(node.shape, node.dtype, [x], lambda e: stored(node.dtype, fn(number(x, e))))
 
 
-for _name, _fn in (*UNARY.items(), *STEPS.items()):
+for _name, _fn in UNARY.items():
     _unary(_name, _fn)
+for _name, _fn in STEPS.items():
+    _unary(_name, _fn, keeps_integers=True)
 
 
 @operator("round")

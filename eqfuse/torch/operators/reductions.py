@@ -26,7 +26,7 @@ from eqfuse.torch.operators.table import (
 )
 from eqfuse.torch.operators.views import reshaped
 from eqfuse.torch.positions import Position, axes_read, divided, minus
-from eqfuse.torch.values import Digit, Line, Value, axes_in, position, power
+from eqfuse.torch.values import Digit, Line, Value, axes_in, folded, position, power
 
 
 def kept_shape(x: Value, dimensions: Sequence[int]) -> tuple[Any, ...]:
@@ -58,10 +58,7 @@ def reduced(
     if not bound:
         return Value(like.shape, like.dtype, free, lambda p: after(body(number(x, x.at(p)))))
     if op in REDUCTIONS:
-        expr = inside
-        for axis in reversed(bound):
-            expr = Reduce(op, axis, expr)
-        return writer.defined(like, free, after(expr), word)
+        return writer.defined(like, free, after(folded(op, bound, inside)), word)
     name = writer.names.definition(word)
     writer.lines.append(Line((name,), (axes_in(free),), None, (op, tuple(bound), (inside,))))
     return writer.named(name, like, free)
@@ -199,7 +196,7 @@ def _(node: Node) -> Made:
 def _norm(node: Node, x: Value, dimensions: Sequence[int], order: float) -> Value:
     """The norm of an order, with the reduced dimensions kept."""
 
-    def folded(op: str, body: Callable[[Expr], Expr], after: Callable[[Expr], Expr] = lambda e: e) -> Value:
+    def over(op: str, body: Callable[[Expr], Expr], after: Callable[[Expr], Expr] = lambda e: e) -> Value:
         return reduced(node, x, dimensions, op, "norm", body=body, after=after)
 
     def absolute(e: Expr) -> Expr:
@@ -207,17 +204,17 @@ def _norm(node: Node, x: Value, dimensions: Sequence[int], order: float) -> Valu
 
     match order:
         case 2.0:
-            return folded("sum", lambda e: call("sq", e), lambda e: call("root", e))
+            return over("sum", lambda e: call("sq", e), lambda e: call("root", e))
         case 1.0:
-            return folded("sum", absolute)
+            return over("sum", absolute)
         case 0.0:
-            return folded("sum", lambda e: call("where", call("ne", e, Const(0)), Const(1.0), Const(0.0)))
+            return over("sum", lambda e: call("where", call("ne", e, Const(0)), Const(1.0), Const(0.0)))
         case math.inf:
-            return folded("max", absolute)
+            return over("max", absolute)
         case _ if order == -math.inf:
-            return folded("min", absolute)
+            return over("min", absolute)
         case _:
-            return folded("sum", lambda e: power(absolute(e), order), lambda e: power(e, 1 / order))
+            return over("sum", lambda e: power(absolute(e), order), lambda e: power(e, 1 / order))
 
 
 @operator("linalg_vector_norm", "norm")
@@ -599,10 +596,8 @@ def _(node: Node) -> Value:
         scaled = call("div", call("mul", call("sub", e, low), Const(float(bins))), call("sub", high, low))
         place = call("minimum", call("floor", scaled), Const(float(bins - 1)))
         inside = both(call("ge", e, low), call("le", e, high))
-        found: Expr = call("where", both(inside, call("eq", place, here)), Const(1.0), Const(0.0))
-        for axis in reversed(axes_in(groups)):
-            found = Reduce("sum", axis, found)
-        return found
+        counted = call("where", both(inside, call("eq", place, here)), Const(1.0), Const(0.0))
+        return folded("sum", axes_in(groups), counted)
 
     if low == high:
         raise Unsupported("bins from the least to the greatest number of the data (give min and max)")

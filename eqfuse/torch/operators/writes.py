@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from eqfuse.terms.nodes import Const, Expr, Reduce, call
+from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.indices import broadcast_shape
 from eqfuse.torch.operators.pointwise import cast
 from eqfuse.torch.operators.reductions import dropped, outermost
@@ -22,7 +22,7 @@ from eqfuse.torch.operators.table import (
 )
 from eqfuse.torch.operators.views import reshaped
 from eqfuse.torch.positions import Position, Size, axes_read, plus, times
-from eqfuse.torch.values import Layout, Value, axes_in, position
+from eqfuse.torch.values import Layout, Value, axes_in, folded, position
 
 Places = Sequence[Position]
 
@@ -82,10 +82,7 @@ def written(node: Node, write: Write, fold: Fold | None = None) -> Value:
 
     def over(op: str, p: Places, body: Callable[[Places], Expr]) -> Expr:
         groups = writer.axes(write.shape, write.layout, axes_read(p))
-        found = body([position(group) for group in groups])
-        for axis in reversed(axes_in(groups)):
-            found = Reduce(op, axis, found)
-        return found
+        return folded(op, axes_in(groups), body([position(group) for group in groups]))
 
     def counted(q: Places) -> Expr:
         found: Expr = Const(0)
@@ -117,7 +114,7 @@ def written(node: Node, write: Write, fold: Fold | None = None) -> Value:
     if fold is not None:
         nothing = fold.nothing(x)
 
-        def folded(p: Places) -> Expr:
+        def joined_with_own(p: Places) -> Expr:
             found = over(fold.op, p, lambda q: call("where", write.at(q, p), write.given(q, p), nothing))
             own = number(x, x.at(p))
             joined = call(fold.join, own, found) if fold.with_own else found
@@ -129,7 +126,7 @@ def written(node: Node, write: Write, fold: Fold | None = None) -> Value:
                 joined = call("div" if x.is_real else "floordiv", joined, among)
             return call("where", call("gt", count, Const(0)), joined, own)
 
-        return result(folded)
+        return result(joined_with_own)
     groups = writer.axes([x.shape[d] for d in write.keys], tuple(x.layout[d] for d in write.keys))
     full: list[Position] = [()] * x.rank
     for d, group in zip(write.keys, groups, strict=True):
