@@ -18,7 +18,8 @@ from eqfuse.errors import EqfuseError
 from eqfuse.measure import as_tuple, worst_error
 
 APART = {
-    "kmeans": "a and C both read x, c, in kernel1 and kernel2: their axes are [n] and [k, d]",
+    "kmeans": "argmin.k[k](sum[d](sq(x[n, d] - c[k, d])), k) is not in the kernel that reads it: "
+    "kernel1 stores it, as stored1[n], for kernel2 and kernel3",
     "top_p": "G and t both read x, in kernel1 and kernel2: one folds along v, l, k, the other along v",
 }
 """Why the outputs of a program have a kernel each."""
