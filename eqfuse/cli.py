@@ -20,7 +20,7 @@ from rich.table import Table
 import eqfuse as eq
 from eqfuse import compiler, debug
 from eqfuse.errors import BindError, EqfuseError, VerificationError
-from eqfuse.loops.plan import SCHEDULES
+from eqfuse.loops.plan import WAYS
 from eqfuse.terms.bounds import Beyond, longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.integers import LONGEST
@@ -91,14 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--inputs", type=Path, metavar="FILE.npz", help="tensors by name; the others are random")
     run.add_argument("--output", type=writable, metavar="FILE.npz", help="where to write the results")
     run.add_argument("--seed", type=seed, default=0, help="of the random tensors")
-    run.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
+    run.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
     run.add_argument("--device", default="cpu", help="where the tensors live: cpu (default) or cuda")
 
     emit = add("emit", _emit, "print the Triton source of a program")
     _add_program(emit)
     emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), sm_100, h200 or gfx942")
     _add_sizes(emit)
-    emit.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
+    emit.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
     emit.add_argument("--output", type=writable, metavar="FILE.py", help="write the source there")
 
     explain = add(
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--target", default="auto", help="auto (default: the CPU), or a target of emit")
     _add_sizes(explain)
-    explain.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
+    explain.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
     explain.add_argument("--output", type=writable, metavar="FILE", help="write it there")
 
     text = "make all that calls of some sizes wait for, here or for a GPU that is not here, and say what kernels need"
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "auto (default: the GPU here, or the CPU), or a target of emit"
     prepare.add_argument("--target", default="auto", help=text)
     _add_sizes(prepare)
-    prepare.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
+    prepare.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
 
     verify = add("verify", _verify, "verify the kernel of a program, or that two programs are equivalent")
     _add_program(verify)

@@ -24,7 +24,7 @@ from eqfuse.errors import BindError, did_you_mean
 from eqfuse.extract.candidates import Candidate, PlanSearch, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
-from eqfuse.loops.plan import SCHEDULES, Plan
+from eqfuse.loops.plan import SCHEDULES, WAYS, Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
@@ -37,6 +37,7 @@ from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.nodes import Output, Program, Reassociate, Reduce
 from eqfuse.terms.parser import parse, sized_axes
+from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import check_indices, program_dtypes
 from eqfuse.tile.nodes import TileProgram
@@ -231,7 +232,8 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
     from eqfuse.extract.partition import Partition
 
     search = PlanSearch(derived.program, asked.dtypes, asked.device, derived.nests)
-    partition = Partition(derived.order, asked.extents, few=asked.device.sms // IDLE)
+    same = alike(derived.program)
+    partition = Partition(derived.order, asked.extents, same, few=asked.device.sms // IDLE)
     if derived.over is not None:
         if asked.prefer != "multi_pass":
             raise derived.over
@@ -282,12 +284,12 @@ def plans(
     for way in (partition, partition.walking()):
         structures = [s for s in way.structures(outputs) if s not in tried]
         merges = derived.merges(structures)
-        missing = set(SCHEDULES) - {candidate.plan.schedule for candidate in found}
+        missing = set(WAYS) - {candidate.plan.schedule for candidate in found}
         with derived.timings.stage("choose"):
             for structure in structures:
                 made = search.candidates(way.shapes(structure, merges), way.extents)
                 found += [candidate for candidate in made if candidate.plan.schedule in missing]
-        if {candidate.plan.schedule for candidate in found} == set(SCHEDULES):
+        if {candidate.plan.schedule for candidate in found}.issuperset(SCHEDULES):
             break
         tried += structures
     return by_cost(found)

@@ -171,7 +171,7 @@ class Derived:
             with self.timings.stage("derive"), self.scope.entered():
                 group, report = self._merged(each)
             self.report.add(report)
-            self.groups[each] = group
+            self.groups[each] = replace(group, prefix=each.prefix)
             debug.show(3, f"merge over {each.axis}", lambda: MergeText((group,)))
         return self.groups[each]
 

@@ -40,6 +40,7 @@ from eqfuse.terms import nodes as terms
 from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.folds import Fold, folds_in
 from eqfuse.terms.nodes import Expr, Output, Program, Reduce
+from eqfuse.terms.prefixes import Prefix
 from eqfuse.verify.certificate import Certificate, StageReport
 
 Value = TypeVar("Value")
@@ -174,7 +175,16 @@ _LOOPS = (
     loops.Slots,
     loops.Store,
 )
-_MERGES = (merge.Combine, merge.Finish, merge.Group, merge.Merge, merge.Obstacle, merge.Part, merge.State)
+_MERGES = (
+    merge.Combine,
+    merge.Finish,
+    merge.Group,
+    merge.Merge,
+    merge.Obstacle,
+    merge.Part,
+    Prefix,
+    merge.State,
+)
 CODEC = Codec(
     {
         "rows": (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)

@@ -353,7 +353,7 @@ def refusals(
     for group in dict.fromkeys(g.group for k in plan.kernels for g in k.groups):
         keys = [key for key, known in groups.items() if known == group]  # that of a kept plan is a copy
         for obstacle in group.obstacles:
-            (axis, reduces, suffix), *_ = keys
+            (axis, reduces, suffix, _), *_ = keys
             helped: str | None
             if obstacle.unfinished:
                 helped = APART

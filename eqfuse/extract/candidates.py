@@ -26,7 +26,7 @@ from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest, Store
 from eqfuse.loops.plan import (
-    SCHEDULES,
+    WAYS,
     Cost,
     Form,
     GroupPlan,
@@ -105,10 +105,15 @@ class PlanSearch:
         """The plans of these kernels: one for every schedule that all of them have, and one with the cheapest schedule
         of each."""
         options = {kernel.name: schedules(kernel.groups) for kernel in kernels}
+        if not all(options.values()):
+            return []
         prices: dict[tuple[str, Schedule], float] = {}
         found: list[Candidate] = []
-        for schedule in SCHEDULES:
-            mixed = {k.name: schedule if schedule in options[k.name] else "multi_pass" for k in kernels}
+        for schedule in (each for each in WAYS if any(each in some for some in options.values())):
+            mixed: dict[str, Schedule] = {
+                name: next((s for s in (schedule, "multi_pass") if s in some), "scan")
+                for name, some in options.items()
+            }
             candidate, seconds = self._planned(kernels, mixed, schedule, extents)
             if schedule == "split_k" and (even := self._even(candidate, extents)) is not None:
                 found.append(even)
@@ -118,7 +123,8 @@ class PlanSearch:
         cheapest = {k.name: _cheapest(k.name, options[k.name], prices) for k in kernels}
         if len(set(cheapest.values())) > 1:
             chief = max(kernels, key=lambda k: prices[k.name, cheapest[k.name]])
-            candidate = self._planned(kernels, cheapest, cheapest[chief.name], extents)[0]
+            named: Schedule = "scan" if "scan" in cheapest.values() else cheapest[chief.name]
+            candidate = self._planned(kernels, cheapest, named, extents)[0]
             if _has(candidate.plan, candidate.plan.schedule):
                 found.append(candidate)
         return found
@@ -345,8 +351,8 @@ def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]
     """The cheapest candidate, or the one of the schedule asked for. Raises ScheduleError where there is none."""
     if prefer is None:
         return found[0]
-    if prefer not in SCHEDULES:
-        raise EqfuseError(f"unknown schedule {prefer!r}", hint=f"choose one of {', '.join(SCHEDULES)}")
+    if prefer not in WAYS:
+        raise EqfuseError(f"unknown schedule {prefer!r}", hint=f"choose one of {', '.join(WAYS)}")
     for candidate in found:
         if candidate.plan.schedule == prefer and not candidate.plan.reason:
             return candidate
@@ -396,7 +402,9 @@ def _scheduled(
         chief = _dominant(kernel, extents)
         for index, group in enumerate(kernel.groups):
             mine = schedule if index == chief or everywhere else _minor(group, extents)
-            if _states_walk_whole(kernel, index):
+            if group.prefix is not None:
+                mine = "scan"
+            elif _states_walk_whole(kernel, index) or mine == "scan":
                 mine = "resident"
             plans.append(GroupPlan(group, mine))
     return KernelPlan(kernel.name, kernel.outputs, tuple(plans), kernel.parallel, kernel.whole)

@@ -225,7 +225,7 @@ class _Priced:
         for step in steps:
             if step.axis is not None:
                 trips = math.ceil(self.extents[step.axis] / (1 if step.unit else self.blocks[step.axis]))
-                found += trips * self._steps(step.inside, start)
+                found += trips * self._steps(step.inside, start) * (self.device.position if step.unit else 1)
             elif not self.cost.on_gpu:
                 found += step.operations
             else:

@@ -19,7 +19,8 @@ class Device:
     can keep in registers, `shared` the shared memory of an SM. `sms` are the SMs of a GPU, or the threads of a CPU;
     `lanes` are the threads of a warp, `rows` those of a matrix product that runs at the full rate, `stages` the tiles
     of a loop that may be under way (where they wait in registers instead of in shared memory, fewer). `roles` is for GPUs
-    whose kernels may be divided into roles: Hopper's."""
+    whose kernels may be divided into roles: Hopper's. `position` is the part of `step` that an operation takes in a loop over single
+    positions."""
 
     name: str
     kind: str  # "cpu" or "gpu"
@@ -40,6 +41,7 @@ class Device:
     stages: int = 4
     residuals: Residuals = H200
     roles: RolesResiduals | None = None
+    position: float = 1.0
 
     @property
     def without_roles(self) -> Device:

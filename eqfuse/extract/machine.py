@@ -37,6 +37,9 @@ REFERENCE_LANES, REFERENCE_CORES = 16, 2
 TRIP = 2e-7
 """Seconds of a trip of a loop, and of beginning a block, in compiled C++; a call of torch takes twenty times as long."""
 
+POSITION = 5e-9
+"""Seconds of an operation in a loop over single positions, in compiled C++: nothing but the operation is in it."""
+
 KIND = "machine"
 """The folder of what was measured, in the cache's."""
 
@@ -185,7 +188,9 @@ def cpu_device() -> Device:
     if wanted == "reference":
         return DEVICES["cpu"]
     rates = measured() or assumed()
-    return _device(rates if compiler() is None else replace(rates, step=min(TRIP, rates.step)))
+    if compiler() is None:
+        return _device(rates)
+    return _device(replace(rates, step=min(TRIP, rates.step)), compiled=True)
 
 
 def known_device(name: str) -> Device | None:
@@ -195,7 +200,7 @@ def known_device(name: str) -> Device | None:
 
 
 @lru_cache
-def _device(rates: Rates) -> Device:
+def _device(rates: Rates, compiled: bool = False) -> Device:
     half = cache_bytes() // 2
     text = f"{rates} {half} {past_caches()} {cores()}"
     return Device(
@@ -213,4 +218,5 @@ def _device(rates: Rates) -> Device:
         sms=cores(),
         tile=half,
         shared=half,
+        position=min(1.0, POSITION / rates.step) if compiled else 1.0,
     )

@@ -16,7 +16,7 @@ from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.kernel_axes import quotients
 from eqfuse.loops.nodes import Kernel
-from eqfuse.loops.plan import SCHEDULES, KernelConfig
+from eqfuse.loops.plan import WAYS, KernelConfig
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.integers import power_of_two
 
@@ -45,7 +45,7 @@ def of_other_schedules(
     """The cheapest plan of every schedule but the chosen one's that fits the device, cheapest first.
     `dtypes` are those of inputs and outputs."""
     others: list[Candidate] = []
-    for schedule in SCHEDULES:
+    for schedule in WAYS:
         if schedule != chosen.plan.schedule:
             options = [
                 c

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -37,6 +37,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.prefixes import Extents, Prefix, Scanned, scanned
 
 NOMINAL_BLOCK = 64
 """Positions per grid block, as far as deciding what is computed again by every block goes."""
@@ -61,11 +62,12 @@ LIFT_LIMIT = 64
 
 class AxisPass(NamedTuple):
     """The reductions, in dependency order, that one walk over an axis computes; `suffix` ends the names of their
-    states."""
+    states. With a `prefix`, outputs read them as they are for that part of the axis."""
 
     axis: str
     reduces: tuple[Reduce, ...]
     suffix: str
+    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True)
@@ -245,16 +247,19 @@ class Partition:
     cascade inside another loop's body is not materialised. With `stores_operands`,
     factors of products that were cast are stored in that dtype instead of being made by every block; with
     `stores_statistics`, every reduction that is no larger than what it reads, and that blocks would compute again, or that
-    at most `few` blocks would compute, which leave the device mostly idle."""
+    at most `few` blocks would compute, which leave the device mostly idle. With `scans`, prefixes are scanned: each has a kernel
+    that stores it, or the output that alone reads it. `alike` are the extents of axes, as far as two have the same."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
+    alike: Extents = field(default_factory=dict)
     recompute_share: float = RECOMPUTE_SHARE
     lift_limit: int = LIFT_LIMIT
     inner_limit: int = INNER_LIMIT
     stores_operands: bool = False
     stores_statistics: bool = False
     few: int = 0
+    scans: bool = False
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
@@ -270,6 +275,8 @@ class Partition:
         variants.append(replace(self, stores_operands=True))
         if self.lift_limit:
             variants.append(replace(self, lift_limit=WHOLE_LIMIT))
+        if any(self._scanned(r) for r in reductions(*(o.expr for o in outputs))):
+            variants.append(replace(self, scans=True))
         return list(dict.fromkeys(variant.clusters(outputs) for variant in variants))
 
     def walking(self) -> Partition:
@@ -281,6 +288,8 @@ class Partition:
         limits.check()
         stored: dict[Expr, Output] = {}
         seen: set[tuple[Expr, frozenset[str], bool]] = set()
+        if self.scans:
+            self._find_scans(outputs, stored)
         for output in outputs:
             self._find_cuts(output.expr, output.axes, stored, seen)
         beside: set[Expr] = set()
@@ -307,6 +316,42 @@ class Partition:
         return tuple(self._shape(cluster, [merges[each] for each in cluster.passes]) for cluster in clusters)
 
     # -- what is materialised ----------------------------------------------------------------------
+
+    def _scanned(self, reduce: Reduce) -> Scanned | None:
+        return scanned(reduce, self.alike)
+
+    def _find_scans(self, outputs: Sequence[Output], stored: dict[Expr, Output]) -> None:
+        """Adds the prefixes that are stored: all but those that an output reads, and no other reduction, along the axis of whose
+        positions they are prefixes."""
+        kept: set[Reduce] = set()
+        for output in outputs:
+            if self._prefix(output) is not None:
+                kept.update(frontier(output.expr))
+        seen: set[Reduce] = set()
+
+        def visit(roots: Iterable[Expr], above: Scanned | None) -> None:
+            for reduce in frontier(*roots):
+                found = self._scanned(reduce)
+                shares = above is not None and found is not None and found.prefix == above.prefix
+                whole = above is not None and found is None and reduce.axis == above.whole.axis
+                if reduce in seen:
+                    continue
+                seen.add(reduce)
+                visit([reduce.body], found)
+                if whole or (found is not None and not shares and reduce not in kept):
+                    stored[reduce] = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
+
+        visit([output.expr for output in outputs], None)
+
+    def _prefix(self, output: Output) -> Prefix | None:
+        """The prefix that an output reads all its reductions of, in one walk along it; None where there are others, or none."""
+        if not self.scans:
+            return None
+        found = {s.prefix if (s := self._scanned(r)) is not None else None for r in frontier(output.expr)}
+        match list(found):
+            case [Prefix() as prefix] if prefix.at in output.axes:
+                return prefix
+        return None
 
     def _apart(self, outputs: Sequence[Output]) -> list[Output]:
         """The outputs, with what cannot be walked in one kernel stored by another."""
@@ -506,8 +551,11 @@ class Partition:
                 shares = any(folds[output.name] & folds[o.name] for o in cluster)
                 alike = any(signatures[output.name] == signatures[o.name] for o in cluster)
                 beside = any(_is_beside(output, o) or _is_beside(o, output) for o in cluster)
-                if (shares or alike or beside) and not self._walked_and_kept(
-                    [o.expr for o in (*cluster, output)]
+                walks = {self._prefix(o) for o in cluster} == {self._prefix(output)}
+                if (
+                    walks
+                    and (shares or alike or beside)
+                    and not self._walked_and_kept([o.expr for o in (*cluster, output)])
                 ):
                     home = cluster
             if home is None:
@@ -519,6 +567,15 @@ class Partition:
     # -- what one kernel looks like ----------------------------------------------------------------
 
     def _passes(self, name: str, outputs: Sequence[Output]) -> Cluster:
+        prefix = self._prefix(outputs[0])
+        scans: dict[Expr, Scanned] = {
+            reduce: scan
+            for reduce in frontier(*(o.expr for o in outputs))
+            if prefix is not None and (scan := self._scanned(reduce)) is not None
+        }
+        scanned_axes = {scan.whole.axis for scan in list(scans.values())[:1]}  # its name is that of all
+        wholes: dict[Expr, Expr] = {r: scan.along(axis) for r, scan in scans.items() for axis in scanned_axes}
+        outputs = [replace(o, expr=replaced(o.expr, wholes)) for o in outputs]
         passes: dict[tuple[int, str], list[Reduce]] = {}
         for reduce, stage in _stages(self._members([o.expr for o in outputs])).items():
             passes.setdefault((stage, reduce.axis), []).append(reduce)
@@ -534,14 +591,15 @@ class Partition:
                 if named.isdisjoint(state.name for state in states):
                     break
             named |= {state.name for state in states}
-            found.append(AxisPass(axis, plain, suffix))
+            found.append(AxisPass(axis, plain, suffix, prefix if axis in scanned_axes else None))
             for reduce, state in zip(reduces, states, strict=False):
                 values[reduce] = Local(state.name, state.dims)
         rewritten = tuple(Output(o.name, o.axes, replaced(o.expr, values), o.dtype) for o in outputs)
         return Cluster(name, rewritten, tuple(found))
 
     def _shape(self, cluster: Cluster, groups: Sequence[Group]) -> KernelShape:
-        parallel, whole = self._axes(cluster.outputs, groups, {g.axis for g in groups})
+        walked = {g.axis for g in groups} | {g.prefix.at for g in groups if g.prefix is not None}
+        parallel, whole = self._axes(cluster.outputs, groups, walked)
         return KernelShape(cluster.name, cluster.outputs, tuple(groups), parallel, whole)
 
     def _members(self, exprs: Sequence[Expr]) -> Collection[Reduce]:

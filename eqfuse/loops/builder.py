@@ -75,11 +75,15 @@ class Builder:
         value = Reduce(op, axis, self._place(body, depth))
         self._define(name, self._ordered(value, axes), value, depth)
 
-    def store(self, tensor: str, axes: tuple[str, ...], expr: Expr) -> None:
-        """`tensor[axes] = expr` in the innermost block."""
+    def store(
+        self, tensor: str, axes: tuple[str, ...], expr: Expr, index: tuple[Expr, ...] | None = None
+    ) -> None:
+        """`tensor[axes] = expr` in the innermost block; an `index` says which element that is, where it is another."""
         value = self._place(expr, len(self._blocks) - 1)
-        index = tuple(Axis(axis) for axis in axes)
-        self._blocks[-1].stmts.append(Store(tensor, index, self.dims(axes), value))
+        index = index or tuple(Axis(axis) for axis in axes)
+        free = frozenset[str]().union(*map(free_axes, index))
+        dims = tuple(axis for axis in self.dims(axes) if axis in free)
+        self._blocks[-1].stmts.append(Store(tensor, index, dims, value))
 
     @contextmanager
     def loop(

@@ -30,7 +30,7 @@ from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements
 from eqfuse.names import Names
 from eqfuse.rules.assignments import combines, finishes, updates
 from eqfuse.rules.merge import Group, Merge, State
-from eqfuse.terms.folds import fold_of, identity, over_union, rank_axes
+from eqfuse.terms.folds import contribution, fold_of, identity, over_union, rank_axes
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -79,6 +79,7 @@ def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
         if body:
             result.append(replace(kernel, body=named(body, taken)))
     used = {axis for kernel in result for axis in axes_of(kernel)}
+    used |= {axis for buffer in context.buffers if buffer.is_output for axis in buffer.axes}
     order = iter(context.in_order())
     kept = [next(order) if buffer.is_output else buffer for buffer in context.buffers]
     buffers = tuple(buffer for buffer in kept if buffer.is_output or buffer.name in read)
@@ -174,6 +175,9 @@ class _KernelLowering:
     def kernels(self) -> Iterator[Kernel]:
         """The kernels, unshared and unpruned, in the order in which they run."""
         plan = self._plan
+        if any(group.schedule == "scan" for group in plan.groups):
+            yield self._scan()
+            return
         split = [index for index, group in enumerate(plan.groups) if group.schedule == "split_k"]
         for number, index in enumerate(split):
             if plan.groups[index].even is not None:
@@ -192,6 +196,40 @@ class _KernelLowering:
             yield self._rest(f"{plan.name}_merge" if split else plan.name, local, mapped)
         for number, (axes, outputs) in enumerate(maps.items()):
             yield self._map(_numbered(f"{plan.name}_map", number), axes, outputs, merges=alone)
+
+    def _scan(self) -> Kernel:
+        """The kernel that walks an axis position by position, and stores outputs at each, from the states before or after it."""
+        plan, build = self._plan, self._builder(self._plan.parallel)
+        (scan,) = (each for each in plan.groups if each.schedule == "scan")
+        group, merge = scan.group, _merge_of(scan)
+        axis, prefix = group.axis, group.prefix
+        assert prefix is not None
+        self._groups(build, [each for each in plan.groups if each is not scan])
+        place, mirrored = Axis(axis), call("sub", call("sub", Size(axis), Const(1)), Axis(axis))
+        here: Mapping[str, Expr] = {
+            axis: mirrored if prefix.backwards else place,
+            prefix.at: mirrored if prefix.backwards != prefix.mirrored else place,
+        }
+
+        def placed(expr: Expr) -> Expr:
+            """At the position that the loop is at."""
+            return transform(expr, lambda node: here.get(node.name, node) if isinstance(node, Axis) else node)
+
+        with build.loop(axis, Const(0), Size(axis), _carried(build, group.states), unit=True):
+            for each in updates(group, merge):
+                value = each.value if not isinstance(each.value, Reduce) else contribution(each.value)
+                build.let(each.name, each.dims, placed(self._exactly(value)))
+            seen = {s.name: s.name if prefix.exclusive else f"{s.name}_new" for s in group.states}
+            exact = dict(seen)
+            for final in finishes(group, merge):
+                exact[final.state] = final.name
+                build.let(final.name, final.dims, placed(rename_locals(self._exactly(final.value), seen)))
+            self._exact |= exact
+            for output in plan.outputs:
+                self._context.output(output)
+                index = tuple(here.get(a, Axis(a)) for a in output.axes)
+                build.store(output.name, output.axes, placed(self._exactly(output.expr)), index)
+        return Kernel(plan.name, build.parallel, build.body, *self._context.known)
 
     def _states_are_numbers(self) -> bool:
         """Whether the states are so small that every instance of a later kernel may merge them itself."""

@@ -17,7 +17,7 @@ from eqfuse.loops.blocks import Block
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Expr, Output
 
-Schedule = Literal["rolling", "split_k", "resident", "multi_pass"]
+Schedule = Literal["rolling", "split_k", "resident", "multi_pass", "scan"]
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,23 @@ WAYS: Mapping[Schedule, Way] = {
     "split_k": Way(True, "such a loop for each shard, whose states the merge then joins"),
     "resident": Way(False, "no loop: one tile holds the axis"),
     "multi_pass": Way(False, "a loop for each dependency between the states"),
+    "scan": Way(True, "one loop, position by position, whose states are prefixes"),
 }
 """Every way to walk an axis. That all of them compute the same is what the merge is derived and proved for, so this is a
 table and no set of rules: what a schedule can be used for is whether there is a merge."""
 
-SCHEDULES: tuple[Schedule, ...] = tuple(WAYS)
+SCHEDULES: tuple[Schedule, ...] = tuple(schedule for schedule in WAYS if schedule != "scan")
+"""Those of reductions over whole axes. Prefixes have the schedule scan, and no other."""
 
 
 def schedules(groups: Iterable[Group]) -> tuple[Schedule, ...]:
-    """The schedules that groups which run in one kernel can have."""
+    """The schedules that groups which run in one kernel can have; those of prefixes are scans."""
+    groups = tuple(groups)
+    prefixes = [group for group in groups if group.prefix is not None]
+    if prefixes:
+        return ("scan",) if len(prefixes) == 1 and prefixes[0].merge is not None else ()
     merged = all(group.merge is not None for group in groups)
-    return tuple(schedule for schedule, way in WAYS.items() if merged or not way.needs_merge)
+    return tuple(schedule for schedule in SCHEDULES if merged or not WAYS[schedule].needs_merge)
 
 
 Form = Literal["rewritten", "apart", "reassociated", "written"]

@@ -9,16 +9,18 @@ e-graph's encoder, so that a checker does not share it.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 
 from eqfuse.proof.syntax import Term, number, term, transform, walk
-from eqfuse.terms.folds import PAIR, is_ranked, packed
+from eqfuse.terms.folds import PAIR, fold_of, is_ranked, packed
 from eqfuse.terms.functions import ARITY, CASTS, CONSTANTS, FUNCTIONS, OPERATORS
 from eqfuse.terms.integers import in_short
-from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Reduce, Size, call
+from eqfuse.terms.nodes import REDUCTIONS, Call, Const, Expr, Load, Local, Reduce, Size, call
 from eqfuse.terms.nodes import walk as subexpressions
+from eqfuse.terms.prefixes import Extents, Prefix, positions_of
 from eqfuse.terms.python import parsed
 
 NAMES: Mapping[str, str] = {row.name: row.constructor for row in FUNCTIONS.values() if row.constructor}
@@ -292,6 +294,147 @@ def over_parts(axis: str, states: Iterable[tuple[str, str, Term]]) -> dict[str, 
     return found
 
 
+def part_of(condition: Term, axis: str, extents: Extents) -> Prefix | None:
+    """The part of an axis where a condition on positions holds; None of any other condition."""
+    match condition.head, condition.words, condition.args:
+        case "Apply2", (("le" | "lt" | "ge" | "gt") as fn,), (left, right):
+            less, more = (left, right) if fn in ("le", "lt") else (right, left)
+            terms = Counter(_linear(less))
+            terms.subtract(_linear(more))
+            terms[""] += fn in ("lt", "gt")
+            sizes = {name: n for name, n in terms.items() if name.startswith("N(")}
+            positions = {name: n for name, n in terms.items() if name not in sizes}
+            return Prefix.of(positions, axis, {name[2:-1]: n for name, n in sizes.items()}, extents)
+    return None
+
+
+def _linear(root: Term) -> Mapping[str, int]:
+    """How often each position counts in a sum of positions and whole numbers, and the number, by ""; what else there is
+    counts by a name that is no axis."""
+    match root.head, root.words, root.args:
+        case (("Leaf" | "Local"), (name,), ()):
+            return {name: 1}
+        case "Num", (text,), () if text.lstrip("-").isdigit():
+            return {"": int(text)}
+        case "Neg", _, (a,):
+            return {name: -n for name, n in _linear(a).items()}
+        case "Add", _, (a, b):
+            total = Counter(_linear(a))
+            total.update(_linear(b))
+            return total
+    return {"?": 1}
+
+
+def over_where(root: Term, axis: str, where: str, extents: Extents) -> Term:
+    """`root`, its leaves looked into, with the folds over an axis, or one of the same extent, to which only those of its positions
+    add that fulfil a condition as folds over this part, in which the condition holds."""
+    wanted = part_of(opened(term("Leaf", (where,))), axis, extents)
+    assert wanted is not None
+    positions = {normal(opened(reading(k))): reading(v) for k, v in positions_of(wanted, axis).items()}
+
+    def is_alike(other: str) -> bool:
+        return extents.get(other, other) == extents.get(axis, axis)
+
+    def located(node: Term) -> Term:
+        if node.head not in ("Local", "Add") or normal(node) not in positions:
+            return node
+        found = positions[normal(node)]
+        return opened(
+            transform(found, lambda n: term("Red", (*n.words[:2], where), n.args) if n.head == "Red" else n)
+        )
+
+    def supposed(body: Term, over: str, holds: bool) -> Term:
+        memo: dict[Term, Term] = {}
+        for node in walk(body):
+            args = tuple(memo[arg] for arg in node.args)
+            if node.head == "Red" and is_alike(node.words[1]):
+                memo[node] = node
+            elif (part := part_of(node, over, extents)) in (wanted, wanted.complement):
+                memo[node] = term("Bool", (str(holds is (part == wanted)),))
+            else:
+                memo[node] = _chosen(term(node.head, node.words, args) if args != node.args else node)
+        return memo[body]
+
+    def placed(body: Term) -> Term:
+        """A body with the position `at` said by the part of the axis."""
+        memo: dict[Term, Term] = {}
+
+        def visit(node: Term) -> Term:
+            if node not in memo:
+                found = located(node)
+                bound = node.head == "Red" and (node.words[1] == wanted.at or node.words[2] == where)
+                if found is node and not bound:
+                    found = term(node.head, node.words, tuple(map(visit, node.args)))
+                memo[node] = found
+            return memo[node]
+
+        return visit(body)
+
+    def step(node: Term) -> Term:
+        if node.head != "Red" or not is_alike(node.words[1]) or node.words[2] != "ALL":
+            return node
+        op, over, (body,) = node.words[0], node.words[1], node.args
+        outside = _packed(supposed(body, over, False))
+        if any(a is not b for a, b in zip(outside, _identity(op), strict=False)):
+            return node
+        inside = _at_axis(supposed(body, over, True), over, axis)
+        return term("Red", (op, axis, where), (placed(inside),))
+
+    return transform(root, step)
+
+
+def _at_axis(root: Term, axis: str, to: str) -> Term:
+    """A term at the positions of another axis."""
+    if axis == to:
+        return root
+
+    def step(node: Term) -> Term:
+        if node.head not in ("Leaf", "Local"):
+            return node
+        text = parsed(node.words[0])
+        for name in (n for n in ast.walk(text) if isinstance(n, ast.Name) and n.id == axis):
+            name.id = to
+        return term(node.head, (ast.unparse(text),))
+
+    return transform(root, step)
+
+
+def _packed(body: Term) -> tuple[Term, ...]:
+    if body.head == "Apply2" and body.words == (PAIR,):
+        return (body.args[0], *_packed(body.args[1]))
+    return (body,)
+
+
+def _identity(op: str) -> tuple[Term, ...]:
+    """What a position has to contribute that adds nothing: to a fold with an order, what comes last by its first key."""
+    found = fold_of(op)
+    if found is None:
+        return (number(repr(in_short(REDUCTIONS[op]))),)
+    return tuple(number(repr(in_short(c.value))) for c in found[0].identity)[: 1 if found[0].order else None]
+
+
+def _chosen(node: Term) -> Term:
+    """A term in which it is known whether a condition holds."""
+    low = number("-inf")
+    match node.head, node.words, node.args:
+        case "Where", _, (Term(head="Bool", words=(holds,)), a, b):
+            return a if holds == "True" else b
+        case "Apply2", (("and" | "or") as fn,), (a, b) if "Bool" in (a.head, b.head):
+            known, other = (a, b) if a.head == "Bool" else (b, a)
+            return known if (known.words[0] == "True") is (fn == "or") else other
+        case "Apply1", ("not",), (Term(head="Bool", words=(holds,)),):
+            return term("Bool", (str(holds != "True"),))
+        case "Exp", _, (a,) if a is low:
+            return ZERO
+        case "Add", _, (a, b) if a is low or b is low:
+            return low
+        case "Mul", _, (a, b) if a is ZERO or b is ZERO:
+            return ZERO
+        case "Cast", _, (a,) if a is ZERO or a is low:
+            return a
+    return node
+
+
 @dataclass(frozen=True)
 class MergeValues:
     """What the names in a merge stand for: in an `update` of what a loop has seen, in a `combine` of two parts."""
@@ -316,8 +459,8 @@ def free_names(root: Term, values: Mapping[str, Term]) -> frozenset[str]:
         match node.head, node.words:
             case "Leaf", (text,):
                 below = axes_in(text)
-            case "Red", (_, axis, _):
-                below -= {axis}
+            case "Red", (_, axis, part):
+                below = (below | (axes_in(part) if " " in part else frozenset())) - {axis}
         memo[node] = below
         last = below
     return last

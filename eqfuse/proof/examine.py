@@ -20,6 +20,8 @@ from eqfuse.proof.elaborate import (
     normal,
     opened,
     over_parts,
+    over_where,
+    part_of,
     reading,
 )
 from eqfuse.proof.nodes import (
@@ -29,6 +31,7 @@ from eqfuse.proof.nodes import (
     Origin,
     Proof,
     StateProof,
+    Walk,
     has_casts,
     inferences,
 )
@@ -39,6 +42,7 @@ from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.folds import PAIR
 from eqfuse.terms.nodes import Expr, Load, Program
 from eqfuse.terms.parser import parse
+from eqfuse.terms.prefixes import alike
 from eqfuse.terms.python import parsed
 
 
@@ -199,7 +203,7 @@ class _Examiner:
                     stored[_loaded(output.name, output.axes)] = whole
                 elif output.axes != outputs[output.name].axes:
                     raise Refused(where, "it has other axes than the output of the program")
-                elif not _same(whole, expanded(outputs[output.name].prepared, loads)):
+                elif not self._agree(whole, expanded(outputs[output.name].prepared, loads)):
                     raise Refused(where, "it does not compute the prepared form of the output")
                 made.add(output.name)
         missing = [name for name in outputs if name not in made]
@@ -265,11 +269,12 @@ class _Examiner:
     def _values(self, kernel: KernelProof, stored: Mapping[str, Term]) -> dict[str, Term]:
         """What the names in a kernel stand for, over whole axes."""
         values = dict(stored)
+        parts = {walked.axis: walked.where for walked in kernel.walks if walked.where}
         states = [(group.axis, state) for group in kernel.groups for state in group.states]
         for axis, state in states:
             if state.name in values:
                 raise Refused(kernel.name, f"{state.name} is defined twice")
-            values[state.name] = term("Red", (state.op, axis, "ALL"), (state.body,))
+            values[state.name] = term("Red", (state.op, axis, parts.get(axis, "ALL")), (state.body,))
         read = set(_leaves(kernel))
         for name, meaning in kernel.leaves.items():
             if name not in read:
@@ -328,6 +333,36 @@ class _Examiner:
                 raise Refused(kernel.name, f"there is no schedule {walked.schedule!r}")
             if way.needs_merge and not group.is_fused:
                 raise Refused(kernel.name, f"it walks {walked.axis} as {walked.schedule} without a merge")
+            if (walked.schedule == "scan") != bool(walked.where):
+                raise Refused(
+                    kernel.name, f"it walks {walked.axis} as {walked.schedule}, and not for its parts"
+                )
+        scans = [walked for walked in kernel.walks if walked.where]
+        if len(scans) > 1:
+            raise Refused(kernel.name, "it scans two axes")
+        for scan in scans:
+            self._scans(kernel, scan)
+
+    def _scans(self, kernel: KernelProof, scan: Walk) -> None:
+        """That the part of an axis that states of a scan stand for is one before or after the positions of an axis of the same
+        extent that every output has, and that nothing but outputs reads these states."""
+        found = part_of(opened(term("Leaf", (scan.where,))), scan.axis, alike(self.program))
+        if found is None:
+            raise Refused(kernel.name, f"{scan.where!r:.60} is no part of the axis {scan.axis}")
+        if any(found.at not in output.axes for output in kernel.outputs):
+            raise Refused(kernel.name, f"an output of the scan has no axis {found.at}")
+        own = {s.name for g in kernel.groups if g.axis == scan.axis for s in g.states}
+        bodies = [s.body for g in kernel.groups if g.axis != scan.axis for s in g.states]
+        if any(node.head == "Local" and node.words[0] in own for node in walk(*bodies)):
+            raise Refused(kernel.name, "a fold reads a state of the scan")
+
+    def _agree(self, left: Term, right: Term) -> bool:
+        """Whether terms say the same, folds over the parts of axes that kernels scan in either notation."""
+        scans = {(each.axis, each.where) for k in self.proof.kernels for each in k.walks if each.where}
+        extents = alike(self.program)
+        for axis, where in scans:
+            left, right = (over_where(opened(each), axis, where, extents) for each in (left, right))
+        return _same(left, right)
 
 
 def _is_derived(

@@ -135,10 +135,12 @@ class GroupProof:
 
 @dataclass(frozen=True)
 class Walk:
-    """How a kernel walks an axis, by a name of loops.plan.WAYS."""
+    """How a kernel walks an axis, by a name of loops.plan.WAYS. `where` is the condition on its positions, in terms of an axis of the
+    kernel's outputs, under which the states of a scan stand for a part of it."""
 
     axis: str
     schedule: str
+    where: str = ""
 
 
 @dataclass(frozen=True)

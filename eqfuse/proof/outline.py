@@ -25,6 +25,7 @@ from eqfuse.proof.nodes import (
     Proof,
     StateProof,
     Step,
+    Walk,
 )
 from eqfuse.proof.notation import Names, Notation
 from eqfuse.proof.sentences import conditions, sentence
@@ -142,7 +143,7 @@ class Outline:
     def _kernel(self, kernel: KernelProof) -> Iterator[Block]:
         yield Heading(f"{kernel.name}: {self._what(kernel)}")
         for group, way in zip(kernel.groups, kernel.walks, strict=True):
-            yield from self._group(group, way.schedule)
+            yield from self._group(group, way)
         yield Prose("what it writes:" if kernel.groups else "it writes, position by position:")
         yield from self._new_names([o.value for o in kernel.outputs])
         for output in kernel.outputs:
@@ -155,7 +156,7 @@ class Outline:
         ways = ", ".join(f"{w.axis} {w.schedule}" for w in kernel.walks)
         return f"{made}" + (f" ({ways})" if ways else "")
 
-    def _group(self, group: GroupProof, schedule: str) -> Iterator[Block]:
+    def _group(self, group: GroupProof, walked: Walk) -> Iterator[Block]:
         names = self.abbreviations
         yield Prose(f"One pass over {group.axis} keeps")
         yield from self._new_names([s.body for s in group.states])
@@ -168,8 +169,11 @@ class Outline:
                 yield Prose(f"  {obstacle}")
             return
         values = over_parts(group.axis, ((s.name, s.op, s.body) for s in group.states))
-        yield from (Prose(f"{name}: {way.what}") for name, way in WAYS.items() if name == schedule)
-        in_steps = schedule == "split_k" or self.detail == "full"
+        part = f", over {walked.where}" if walked.where else ""
+        yield from (
+            Prose(f"{name}: {way.what}{part}") for name, way in WAYS.items() if name == walked.schedule
+        )
+        in_steps = walked.schedule == "split_k" or self.detail == "full"
         yield Prose(
             f"what a loop has seen ({group.axis} in A) and the next tile ({group.axis} in B); _new is over both:"
         )

@@ -78,11 +78,15 @@ def claims(plan: Plan, strict_casts: bool) -> tuple[KernelProof, ...]:
 def _kernel(kernel: KernelPlan, names: PlanTerms) -> KernelProof:
     leaves: dict[str, Expr] = {}
     groups = tuple(_group(g.group, names, leaves) for g in kernel.groups)
-    walks = tuple(Walk(g.group.axis, g.schedule) for g in kernel.groups)
+    walks = tuple(_walk(g.group, g.schedule) for g in kernel.groups)
     outputs = tuple(Stored(o.name, o.axes, names.whole(o.expr)) for o in kernel.outputs)
     meanings = {text: names.whole(expr) for text, expr in leaves.items()}
     named_leaves = {text: t for text, t in meanings.items() if t is not term("Leaf", (text,))}
     return KernelProof(kernel.name, outputs, named_leaves, groups, walks)
+
+
+def _walk(group: Group, schedule: str) -> Walk:
+    return Walk(group.axis, schedule, group.prefix.where(group.axis) if group.prefix is not None else "")
 
 
 def group_claim(group: Group, names: PlanTerms) -> GroupProof:
@@ -204,7 +208,7 @@ class Tracer:
         if group.merge is None:
             return claim
         key = next(key for key, known in self.groups.items() if known == group)
-        axis, reduces, suffix = key
+        axis, reduces, suffix, _ = key
         self.recorder.tapes.clear()
         derive_group(axis, reduces, self.order, self.program.strict_casts, suffix, self.recorder.engine)
         tape = self.recorder.tapes[-1]
@@ -271,7 +275,7 @@ def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: M
         return False
     order = axis_order(replace(program, outputs=outputs))
     for group in {g.group: None for k in plan.kernels for g in k.groups}:
-        ((axis, reduces, suffix),) = (key for key, known in groups.items() if known is group)
+        ((axis, reduces, suffix, _),) = (key for key, known in groups.items() if known is group)
         if derive_group(axis, reduces, order, program.strict_casts, suffix, engine)[0] != group:
             return False
     return True

@@ -22,6 +22,7 @@ from __future__ import annotations
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.hashed import Hashed, hash_of
 from eqfuse.terms.nodes import Expr
+from eqfuse.terms.prefixes import Prefix
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,13 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Group(Hashed):
-    """Cascaded reductions over `axis`, in dependency order. `merge` is None where there is an obstacle."""
+    """Cascaded reductions over `axis`, in dependency order. `merge` is None where there is an obstacle. With a `prefix`, states
+    stand for that part of the axis at every position."""
 
     axis: str
     states: tuple[State, ...]
     merge: Merge | None
     obstacles: tuple[Obstacle, ...] = ()
+    prefix: Prefix | None = None
 
     __hash__ = hash_of

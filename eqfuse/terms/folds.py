@@ -240,6 +240,12 @@ def contributions(reduce: Reduce) -> tuple[Expr, ...]:
     return unpacked(_listed(reduce.body, found[0]), len(found[0].state))
 
 
+def contribution(reduce: Reduce) -> Expr:
+    """What one position contributes to the state variable that a reduction gives: its value over that position alone."""
+    found = fold_of(reduce.op)
+    return reduce.body if found is None else contributions(reduce)[found[1]]
+
+
 def over_union(reduce: Reduce, left: Mapping[str, Expr], right: Mapping[str, Expr]) -> Expr:
     """The value of a reduction over a union, given by op the values of every variable of its fold over the parts."""
     found = fold_of(reduce.op)

@@ -308,11 +308,12 @@ def _axes(
             found.append(f"{axis}: axis[{known[same(size)]}]")
         else:
             left[axis] = same(size)
+            known[same(size)] = axis
     beside = _beside(program, left)
     found += [
         f"{axis}: axis[{extents[axis]}]"
         for axis in given
-        if axis in beside - listed and isinstance(extents[axis], int)
+        if axis in (beside | translation.writer.prefixes) - listed and isinstance(extents[axis], int)
     ]
     return found, left
 

@@ -118,6 +118,7 @@ class Writer:
         self.radix = Radix(self.size_text)
         self.symbols: dict[Any, str] = {}
         self.ranks: dict[str, int] = {}
+        self.prefixes: set[str] = set()
         self.extents: dict[Expr, Extent] = {}
         self._known: dict[Extent, Extent] = {}
 

@@ -12,7 +12,7 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.dominance import Parted, of_rows, parted
 from eqfuse.loops.guards import needed
 from eqfuse.loops.walk import expressions
-from eqfuse.terms.nodes import Const, Expr, Local, Program, Size, call, children, walk
+from eqfuse.terms.nodes import Call, Const, Expr, Local, Program, Size, call, children, walk
 from eqfuse.tile.check import TileError
 from eqfuse.tile.lower.builder import Binding, Builder
 from eqfuse.tile.lower.dot import DotRules
@@ -20,7 +20,7 @@ from eqfuse.tile.lower.expressions import Expressions
 from eqfuse.tile.lower.ranges import Partition, Segment
 from eqfuse.tile.lower.reads import Reads
 from eqfuse.tile.lower.types import Type, Types
-from eqfuse.tile.nodes import Carried, Kernel, Store, Value
+from eqfuse.tile.nodes import Carried, Elementwise, Kernel, Store, Value
 from eqfuse.tile.walk import pruned
 
 
@@ -46,6 +46,8 @@ class KernelLowering:
         self._domains = domains
         self._tensors = tensors
         self._aligned: set[str] = set()
+        self._sums: dict[str, tuple[Value, Expr]] = {}
+        self._totals: dict[str, Value] = {}
         self._build = Builder(blocks, domains, {*tensors, *scalars, *blocks}, accumulate)
         self._types = Types(
             blocks, tensors, scalars, accumulate, self._named, self._aligned, self._build.is_tile
@@ -82,6 +84,15 @@ class KernelLowering:
             for axis in self._build.ordered(self._expressions.free(expr))
             if not self._build.is_open(axis)
         ]
+        if name in self._sums and not closed:
+            build, (seen, rest) = self._build, self._sums[name]
+            more = build.cast(self._expressions.value(rest), seen.dtype)
+            dims = build.ordered((*seen.dims, *more.dims))
+            parts = tuple(build.align(part, dims) if part.dims else part for part in (seen, more))
+            total = build.emit(Elementwise("add", parts), dims, seen.dtype, _readable(name))
+            self._totals[name] = total
+            build.bind(name, Binding(build.cast(total, build.accumulate), None))
+            return
         for axis in closed:
             expr = self._expressions.closed(expr, axis)
         self._build.bind(
@@ -124,8 +135,11 @@ class KernelLowering:
         with self._walked(loop):
             types = self._types.carried(loop)
             state = {}
+            summed = _long_sums(loop) if self._build.accumulate == "f32" else {}
             for item in loop.carried:
                 dims, dtype = types[item.name]
+                if item.name in summed and dtype == "f32":
+                    dtype = "f64"
                 init = build.cast(self._expressions.value(item.init, f"{_readable(item.name)}_init"), dtype)
                 state[item.name] = build.align(init, build.ordered(dims))
             parts: Parted | None = None
@@ -202,11 +216,18 @@ class KernelLowering:
         inside = {name: build.carry(_readable(name), init.dims, init.dtype) for name, init in state.items()}
         for name, value in inside.items():
             self._build.bind(name, Binding(value, None))
+        for item in loop.carried if self._build.accumulate == "f32" else ():
+            if inside[item.name].dtype == "f64":
+                self._sums[item.next] = inside[item.name], _long_sums(loop)[item.name]
+                rounded = self._build.cast(inside[item.name], "f32")
+                self._build.bind(item.name, Binding(rounded, None))
         with self._expressions.proving(segment.proven):
             self._body(segment.body)
         carried = []
         for item in loop.carried:
-            value, new = inside[item.name], self._build.binding(item.next).value
+            value = inside[item.name]
+            new = self._totals.pop(item.next, self._build.binding(item.next).value)
+            self._sums.pop(item.next, None)
             if new is None:
                 raise TileError(f"the next value of {item.name!r} is over an axis that nothing walks")
             new = build.align(build.cast(new, value.dtype), value.dims)
@@ -228,6 +249,20 @@ class KernelLowering:
             return frozenset(binding.value.dims), binding.value.dtype
         assert binding.expr is not None
         return self._types.of(binding.expr)
+
+
+def _long_sums(loop: loops.Loop) -> dict[str, Expr]:
+    """The states of a loop that are sums of as many terms as there are positions, one after the other, whose parts are stored: each
+    is kept in f64, as torch does on a CPU; and the terms."""
+    if not loop.unit or not any(isinstance(stmt, loops.Store) for stmt in loop.body):
+        return {}
+    found: dict[str, Expr] = {}
+    following = {item.next: item.name for item in loop.carried}
+    for stmt in loop.body:
+        match stmt:
+            case loops.Let(name, _, Call("add", (Local(state, _), rest))) if following.get(name) == state:
+                found[state] = rest
+    return found
 
 
 def _reads(kernel: loops.Kernel) -> Counter[str]:

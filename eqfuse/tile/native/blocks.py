@@ -7,17 +7,18 @@ over it, and nothing but what later passes read is kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 from eqfuse.extract.machine import cache_bytes, cores
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig
-from eqfuse.tile.native.nodes import Define, Item
+from eqfuse.terms.functions import SPECIAL
+from eqfuse.tile.native.nodes import Blocks, Define, Item, Put
 from eqfuse.tile.native.order import LANES, flat, nesting, strided
 from eqfuse.tile.native.plain import plain
-from eqfuse.tile.nodes import Dot, FoldTile, Kernel, LoadTile, ReduceTile, TileProgram
+from eqfuse.tile.nodes import Dot, Elementwise, FoldTile, Kernel, LoadTile, ReduceTile, TileProgram
 
 SHARE = 0.25
 """How much of the cache the widest tile may take: beside it are others, and what is streamed past."""
@@ -45,6 +46,9 @@ PRODUCTS, LEAST_ROWS = 1, 128
 
 SHARED = 512
 """Rows and columns from which on the library shares such a product out among threads itself."""
+
+SLOW = SPECIAL - {"div", "sqrt"}
+"""Functions that a processor has no instruction for: one vector of them takes about as long as one number."""
 
 FOLDED = 0.1
 """The part of a kernel's elements from which an axis counts as one that is walked in vectors."""
@@ -101,6 +105,7 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
     if near is not None and len(single) > 1 and row < SHORT:
         together[near] = min(grid[near], TOGETHER)
     alone = _alone(kernel, items, sizes)
+    rows_walked = _rows_walked(kernel, items)
     fitting = {axis: walked.get(axis, size) for axis, size in grid.items() if axis in matrix}
     while widest > most and max(fitting.values(), default=0) > LANES:
         longest = max(fitting, key=fitting.__getitem__)
@@ -117,6 +122,8 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
         if of.axis in matrix:
             size = fitting[of.axis]
             return of if size == of.size else replace(of, size=size, valid=None)
+        if of.axis in rows_walked:
+            return replace(of, size=min(of.size, rows_walked[of.axis]), valid=None)
         if of.axis in vectors:
             beside = max(
                 prod(together.get(a, lengths[a]) for a in item.dims if a != of.axis)
@@ -130,6 +137,31 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
         return replace(of, size=together.get(of.axis, 1), valid=None)
 
     return replace(config, blocks=tuple(map(block, config.blocks)))
+
+
+def _rows_walked(kernel: Kernel, items: Sequence[Item]) -> dict[str, int]:
+    """Blocks of the axes of the grid that have rows which loops walk position by position, as memory has them: one row at a time is
+    read and written as it lies; several, where they share vectors of special functions."""
+    units = {block.axis for block in kernel.blocks if block.kind == "unit"}
+    walks = [item for item in _walks(items) if item.loop.axis in units]
+    inside = [item for walk in walks for item in flat(walk.items)]
+    grid = {block.axis for block in kernel.blocks if block.kind == "grid"}
+    found: set[str] = set()
+    beside: set[str] = set()
+    special = False
+    for item in inside:
+        index = item.store.index if isinstance(item, Put) else getattr(item.op, "index", ())
+        if index:
+            (beside if index[-1].dims else found).update(grid.intersection(item.dims))
+        special |= isinstance(item, Define) and isinstance(item.op, Elementwise) and item.op.fn in SLOW
+    return dict.fromkeys(found - beside, LANES if special else 1)
+
+
+def _walks(items: Sequence[Item]) -> Iterator[Blocks]:
+    for item in items:
+        if isinstance(item, Blocks):
+            yield item
+            yield from _walks(item.items)
 
 
 def _alone(kernel: Kernel, items: Sequence[Item], sizes: Mapping[str, int]) -> dict[str, int]:

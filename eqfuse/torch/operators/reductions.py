@@ -392,6 +392,7 @@ def _beside(
     groups = writer.axes(x.shape, layout)
     size = x.shape[dimension]
     other = writer.names.axis(size, axes_in(groups))
+    writer.prefixes.add(other)
     places: list[Position] = [position(group) for group in groups]
     places[dimension] = position((Digit(other, size),))
     return groups, other, places

@@ -1,0 +1,245 @@
+"""Reductions over the positions up to each one: prefixes, which one walk over the axis computes for all of them.
+
+`y[i] = sum[j](where(j <= i, x[j], 0))` is, at every i, a reduction over the first part of an axis. The merge of
+`sum[j](x[j])`, of the same reduction without its mask, says what one more position makes of that part's state; so the states
+after each position, in turn, are the prefixes (Blelloch, "Prefix sums and their applications", 1990).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from eqfuse.fast_dataclass import dataclass
+from eqfuse.terms.assume import folded, simplified
+from eqfuse.terms.folds import all_unpacked, fold_of, identity, packed
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Program,
+    Reduce,
+    Size,
+    call,
+    free_axes,
+    replaced,
+    transform,
+    walk,
+)
+from eqfuse.terms.ranges import difference
+from eqfuse.terms.sizes import places
+
+Extents = Mapping[str, int | str]
+"""What two axes of the same extent have in common: the extent itself where it is a number, else the name of one of them. An axis
+that is not there has its own."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """At each position of the axis `at`, of the same extent, the part of a reduced axis up to that position, without it where
+    it is `exclusive`; from that position on where it is `backwards`. Where it is `mirrored`, positions of `at` count from the end."""
+
+    at: str
+    exclusive: bool
+    backwards: bool
+    mirrored: bool = False
+
+    def where(self, axis: str) -> str:
+        """The condition on positions of the reduced axis, as text."""
+        place = f"N({axis}) - 1 - {self.at}" if self.mirrored else self.at
+        return f"{axis} {'>' if self.backwards else '<'}{'' if self.exclusive else '='} {place}"
+
+    @property
+    def complement(self) -> Prefix:
+        """The other positions of the axis."""
+        return replace(self, exclusive=not self.exclusive, backwards=not self.backwards)
+
+    @staticmethod
+    def of(terms: Mapping[str, int], axis: str, sizes: Mapping[str, int], extents: Extents) -> Prefix | None:
+        """The prefix where a sum of positions, each as often as `terms` says, and of extents, as often as `sizes` says, is at most 0;
+        the number in the sum is that of "". None where that is no prefix of the axis."""
+        sign, extent = terms.get(axis, 0), extents.get(axis, axis)
+        others = [name for name, n in terms.items() if n and name not in ("", axis)]
+        if len(others) != 1 or sign not in (1, -1) or extents.get(others[0], others[0]) != extent:
+            return None
+        at, bound = others[0], -terms.get("", 0)
+        mirrored = terms[at] == sign
+        if mirrored and isinstance(extent, int):
+            bound -= sign * extent
+        wanted = {extent: -sign} if mirrored and not isinstance(extent, int) else {}
+        counted: dict[int | str, int] = {}
+        for name, n in sizes.items():
+            of = extents.get(name, name)
+            counted[of] = counted.get(of, 0) + n
+        if {name: n for name, n in counted.items() if n} != wanted or abs(terms[at]) != 1:
+            return None
+        bound += sign if mirrored else 0
+        return Prefix(at, bound == -1, sign == -1, mirrored) if bound in (0, -1) else None
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A reduction over the part of an axis that `prefix` says, as `whole` is one over all of the axis."""
+
+    prefix: Prefix
+    whole: Reduce
+
+    def along(self, axis: str) -> Reduce:
+        """The reduction over all of the axis, under the name of another one of the same extent."""
+        own = self.whole.axis
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Axis(name) if name == own:
+                    return Axis(axis)
+                case Size(name) if name == own:
+                    return Size(axis)
+                case Reduce(op, name, body) if name == own:
+                    return Reduce(op, axis, body)
+            return node
+
+        found = transform(self.whole, step) if own != axis else self.whole
+        assert isinstance(found, Reduce)
+        return found
+
+
+def alike(program: Program) -> Extents:
+    """The extents of the axes of a program: those that it declares, and those of the dimensions that axes are read along."""
+    shared: dict[object, str] = {}
+    same: dict[str, str] = {}
+
+    def first(axis: str) -> str:
+        while same.get(axis, axis) != axis:
+            axis = same[axis]
+        return axis
+
+    def joined(axis: str, other: str) -> None:
+        same[first(axis)] = first(other)
+
+    for axis, of in program.domains.items():
+        joined(axis, of)
+    for axis, count in program.computed.items():
+        joined(axis, count.axis if isinstance(count, Size) else shared.setdefault(count, axis))
+    for axis, tensor, dimension in places(program):
+        joined(axis, shared.setdefault((tensor, dimension), axis))
+    lengths = {first(axis): length for axis, length in program.lengths.items()}
+    return {axis: lengths.get(first(axis), first(axis)) for axis in (*same, *program.lengths)}
+
+
+def scanned(reduce: Reduce, extents: Extents) -> Scanned | None:
+    """How a reduction is one over the part of its axis before or after another axis's position, and of nothing else of that
+    position; None where it is not."""
+    return _scanned(reduce, tuple(extents.items()))
+
+
+@lru_cache(4096)
+def _scanned(reduce: Reduce, extents: tuple[tuple[str, int | str], ...]) -> Scanned | None:
+    found = fold_of(reduce.op)
+    if found is not None and found[0].ranks:
+        return None
+    axis, known = reduce.axis, dict(extents)
+    extent = known.get(axis, axis)
+    # Folds over axes of this extent, which may be prefixes too, stand for values meanwhile.
+    inside = [n for n in walk(reduce.body) if isinstance(n, Reduce) and known.get(n.axis, n.axis) == extent]
+    names: dict[Expr, Expr] = {node: Local(f"%{place}", ()) for place, node in enumerate(inside)}
+    body = replaced(reduce.body, names)
+    for predicate, holds, prefix in _masks(body, axis, known):
+        if prefix.backwards and found is not None and not found[0].commutative:
+            continue
+        if not _leaves_nothing(reduce.op, body, predicate, not holds):
+            continue
+        bodies = [folded(part, {predicate: holds}) for part in all_unpacked(body)]
+        whole = _of_whole(packed(bodies), {name: node for node, name in names.items()}, prefix, axis, known)
+        if whole is not None:
+            return Scanned(prefix, Reduce(reduce.op, axis, whole))
+    return None
+
+
+def _of_whole(
+    body: Expr, inside: Mapping[Expr, Expr], prefix: Prefix, axis: str, extents: Extents
+) -> Expr | None:
+    """A body with what it reads of the same prefix as of the whole axis, and the outer position as what the prefix has of positions;
+    None where it reads something else there."""
+    read: dict[Expr, Expr] = {}
+    for name in set(walk(body)) & inside.keys():
+        other = inside[name]
+        assert isinstance(other, Reduce)
+        again = scanned(other, extents)
+        if again is not None and again.prefix == prefix:
+            if axis in free_axes(again.whole):
+                return None
+            read[name] = again.along(axis)
+        elif prefix.at in free_axes(other):
+            return None
+        else:
+            read[name] = other
+    return _counted(replaced(body, read), prefix, axis)
+
+
+def _counted(body: Expr, prefix: Prefix, axis: str) -> Expr | None:
+    """A body with the outer position said by what the prefix has of positions: how many, or the last one; None where tensors are read
+    there."""
+    if prefix.at not in free_axes(body):
+        return body
+    if any(prefix.at in free_axes(node) for node in walk(body) if isinstance(node, Load)):
+        return None
+    return replaced(body, positions_of(prefix, axis))
+
+
+def positions_of(prefix: Prefix, axis: str) -> dict[Expr, Expr]:
+    """The position that a prefix is of, by its number of positions and by the last of them. An empty one has none."""
+    at, count, one, size = Axis(prefix.at), Reduce("sum", axis, Const(1)), Const(1), Size(axis)
+    end = call("sub", size, one)
+    counted: Expr
+    last: Expr
+    match prefix.backwards, prefix.exclusive:
+        case False, False:
+            counted, last = call("add", at, one), Reduce("max", axis, Axis(axis))
+        case True, False:
+            counted, last = call("sub", size, at), Reduce("min", axis, Axis(axis))
+        case False, True:
+            counted, last = at, count
+        case _:
+            counted, last = call("sub", end, at), call("sub", end, count)
+    if prefix.mirrored:
+        return {at: call("sub", end, last)}
+    return {at: last, counted: count}
+
+
+def _leaves_nothing(op: str, body: Expr, predicate: Expr, value: bool) -> bool:
+    """Whether a position at which the predicate has this truth value adds nothing to a reduction."""
+    fold = fold_of(op)
+    parts = all_unpacked(body)
+    none = [identity(op)] if fold is None else list(fold[0].identity)
+    if len(parts) != len(none):
+        return False
+    outside = [simplified(part, {}, predicate, value, up_to_nan=True) for part in parts]
+    if fold is not None and fold[0].order:  # what comes last by its first key is never taken
+        return outside[0] == none[0]
+    return all(isinstance(a, Const) and a.value == b.value for a, b in zip(outside, none, strict=True))
+
+
+def _masks(body: Expr, axis: str, extents: Extents) -> Iterator[tuple[Expr, bool, Prefix]]:
+    """Comparisons of the axis's position with that of an axis of the same extent, and the prefixes where they hold, and do not."""
+    for node in walk(body):
+        match node:
+            case Call("le" | "lt" | "ge" | "gt" as fn, (left, right)):
+                form = difference(left, right) if fn in ("le", "lt") else difference(right, left)
+                terms, sizes = {"": form.constant + (fn in ("lt", "gt"))}, dict[str, int]()
+                for atom, n in form.atoms.items():
+                    match atom:
+                        case Axis(name):
+                            terms[name] = n
+                        case Size(name):
+                            sizes[name] = n
+                        case _:
+                            break
+                else:
+                    found = Prefix.of(terms, axis, sizes, extents)
+                    if found is not None:
+                        yield node, True, found
+                        yield node, False, found.complement

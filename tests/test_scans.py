@@ -1,0 +1,378 @@
+"""Prefixes: found, walked once, verified, proved, and equal to what the program says in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse import compiler
+from eqfuse.devices import device_named
+from eqfuse.errors import ScheduleError, VerificationError
+from eqfuse.loops import lower as lowering
+from eqfuse.loops.nodes import Loop, Nest
+from eqfuse.loops.walk import loops_in
+from eqfuse.proof.examine import examine
+from eqfuse.rules.assignments import Assignment, updates
+from eqfuse.rules.merge import Group, Merge
+from eqfuse.terms.nodes import Const, Local, Reduce, reductions
+from eqfuse.terms.parser import parse
+from eqfuse.terms.prefixes import Prefix, alike, scanned
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.triton.launch import interpret
+
+PREFIX = "j: axis[k]\ny[i,j] = "
+MEAN = "sum[k](where(k <= j, x[i,k], 0)) / (j + 1)"
+SOFTMAX = """j: axis[k]
+s[i,j,k] = where(k <= j, x[i,k], -inf)
+m[i,j] = max[k](s[i,j,k])
+p[i,j,k] = exp(s[i,j,k] - m[i,j])
+"""
+
+PROGRAMS: dict[str, str] = {
+    "sum": f"{PREFIX}sum[k](where(k <= j, x[i,k], 0))",
+    "sum before": f"{PREFIX}sum[k](where(k < j, x[i,k], 0))",
+    "sum from": f"{PREFIX}sum[k](where(k >= j, x[i,k], 0))",
+    "sum after": f"{PREFIX}sum[k](where(j < k, x[i,k], 0))",
+    "sum, mirrored": f"{PREFIX}sum[k](where(k <= N(j) - 1 - j, x[i,k], 0))",
+    "log-sum-exp after, mirrored": f"{PREFIX}logsumexp[k](where(k > N(j) - 1 - j, x[i,k], -inf))",
+    "condition with numbers": f"{PREFIX}sum[k](where(k - j <= -1, x[i,k], 0))",
+    "product": f"{PREFIX}prod[k](where(k <= j, 1 + x[i,k] / 8, 1))",
+    "maximum": f"{PREFIX}max[k](where(k <= j, x[i,k], -inf))",
+    "maximum before": f"{PREFIX}max[k](where(k < j, x[i,k], -inf))",
+    "log-sum-exp": f"{PREFIX}logsumexp[k](where(k <= j, x[i,k], -inf))",
+    "log-sum-exp before": f"{PREFIX}logsumexp[k](where(k < j, x[i,k], -inf))",
+    "place of the maximum": f"{PREFIX}argmax[k](where(k <= j, x[i,k], -inf))",
+    "mean": PREFIX + MEAN,
+    "mean and variance": f"j: axis[k]\nm[i,j] = {MEAN}\n"
+    "y[i,j] = sum[k](where(k <= j, sq(x[i,k] - m[i,j]), 0)) / (j + 1)",
+    "softmax of numbers": f"{SOFTMAX}y[i,j] = sum[k](p[i,j,k] * w[i,k]) / sum[k](p[i,j,k])",
+    "softmax of rows": f"{SOFTMAX}y[i,j,e] = sum[k](p[i,j,k] * v[i,k,e]) / sum[k](p[i,j,k])",
+    "geometric decay": f"{PREFIX}sum[k](where(k <= j, x[i,k] * exp((k - j) * 0.1), 0))",
+    "decays from data": "j: axis[k]\nl: axis[k]\na[i,j] = sum[l](where(l <= j, -abs(w[i,l]), 0))\n"
+    "y[i,j] = sum[k](where(k <= j, x[i,k] * exp(a[i,j] - a[i,k]), 0))",
+    "scan of a scan": "j: axis[k]\nl: axis[k]\na[i,j] = sum[k](where(k <= j, x[i,k], 0))\n"
+    "y[i,j] = sum[l](where(l <= j, a[i,l], 0))",
+    "normalised": f"{PREFIX}sum[k](where(k <= j, x[i,k], 0)) / sum[k](sq(x[i,k]))",
+    "of a softmax": f"{PREFIX}sum[k](where(k <= j, exp(x[i,k] - max[j](x[i,j])) / sum[j](exp(x[i,j])), 0))",
+    "of products": f"{PREFIX}sum[k](where(k <= j, sum[e](u[i,e] * v[i,k,e]), 0))",
+    "under another mask too": f"{PREFIX}sum[k](where((k <= j) & (w[i,k] > 0), x[i,k], 0))",
+    "folded again": "j: axis[k]\nc[i,j] = sum[k](where(k <= j, x[i,k], 0))\ny[i] = max[j](c[i,j])",
+    "two walks of one kernel": "j: axis[k]\na[i,j] = sum[k](where(k <= j, x[i,k], 0))\n"
+    "y[i,j] = max[k](where(k <= j, x[i,k], -inf)) - a[i,j]",
+    "both directions": "j: axis[k]\na[i,j] = sum[k](where(k <= j, x[i,k], 0))\n"
+    "y[i,j] = a[i,j] * sum[k](where(k >= j, x[i,k], 0))",
+    "along the first axis": "i: axis[k]\ny[i,j] = sum[k](where(k <= i, x[k,j], 0))",
+    "read again": f"{PREFIX}x[i,j] - sum[k](where(k <= j, x[i,k], 0))",
+    "times rows": "j: axis[k]\ny[i,j,e] = sum[k](where(k <= j, x[i,k], 0)) * v[i,j,e]",
+}
+
+REFUSED: dict[str, str] = {
+    "a window": f"{PREFIX}sum[k](where((k <= j) & (k > j - 3), x[i,k], 0))",
+    "what is read at the position": f"{PREFIX}sum[k](where(k <= j, abs(x[i,j] - x[i,k]), 0))",
+    "another extent": "y[i,j] = sum[k](where(k <= j, x[i,k] * z[j], 0))",
+    "what the mask leaves adds": f"{PREFIX}sum[k](where(k <= j, x[i,k], 1))",
+    "twice the position": f"{PREFIX}sum[k](where(2 * k <= j, x[i,k], 0))",
+}
+
+
+def inputs(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows * columns)
+    shapes = {"x": (rows, columns), "w": (rows, columns), "v": (rows, columns, 3), "u": (rows, 3)}
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+def given(kernel: eq.Kernel, every: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {tensor.name: every[tensor.name] for tensor in kernel.program.tensors}
+
+
+def expected(source: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    plain = eq.compile(source, native="off", prefer="multi_pass", verify=False)
+    found = plain(**{name: tensor.double() for name, tensor in tensors.items()})
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def text(name: str) -> str:
+    return f"{PROGRAMS[name]}\nreturn y"
+
+
+def scan_of(kernel: eq.Kernel) -> list[Group]:
+    groups = (group for each in kernel.plan.kernels for group in each.groups)
+    return [group.group for group in groups if group.schedule == "scan"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_prefix_is_walked_once_verified_proved_and_right(name: str) -> None:
+    kernel = eq.compile(text(name), native="off", prefer="scan")
+    assert kernel.certificate.ok and scan_of(kernel)
+    assert compiler.derivation(kernel.derived, kernel.plan, {}).check().ok
+    for rows, columns in ((3, 7), (17, 33), (2, 1)):
+        tensors = given(kernel, inputs(rows, columns))
+        found = kernel(**tensors)
+        assert isinstance(found, torch.Tensor)
+        torch.testing.assert_close(
+            found.double(), expected(text(name), tensors).double(), rtol=2e-5, atol=2e-5, equal_nan=True
+        )
+
+
+@pytest.mark.slow(but=["sum", "mean and variance", "decays from data", "softmax of rows"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_by_kernels_in_rows_and_columns(name: str) -> None:
+    kernel = eq.compile(text(name), native="wait", prefer="scan")
+    for rows, columns in ((3, 7), (130, 65), (1, 300)):
+        tensors = given(kernel, inputs(rows, columns))
+        wanted = expected(text(name), tensors).double()
+        for each in (
+            tensors,
+            {n: t.transpose(0, 1).contiguous().transpose(0, 1) for n, t in tensors.items()},
+        ):
+            found = kernel(**each)
+            assert isinstance(found, torch.Tensor)
+            torch.testing.assert_close(found.double(), wanted, rtol=5e-5, atol=5e-5, equal_nan=True)
+
+
+@pytest.mark.slow(but=["log-sum-exp", "sum from"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sum",
+        "sum from",
+        "sum, mirrored",
+        "log-sum-exp",
+        "softmax of rows",
+        "place of the maximum",
+        "decays from data",
+    ],
+)
+def test_by_triton(name: str) -> None:
+    derived = compiler.derive(text(name), None, strict_casts=False)
+    dtypes = program_dtypes(derived.program)
+    tensors = {tensor.name: inputs(5, 9)[tensor.name] for tensor in derived.program.tensors}
+    extents = bind(derived.program, {n: tuple(t.shape) for n, t in tensors.items()})
+    compiled = compiler.pipeline(derived, extents, dtypes, device_named("h200"), "scan")
+    source = compiler.emit_triton(derived, compiled, "made")
+    torch.testing.assert_close(
+        interpret(source, "made", *tensors.values()).double(),
+        expected(text(name), tensors).double(),
+        rtol=2e-5,
+        atol=2e-5,
+    )
+
+
+def test_the_nest_of_a_prefix_is_one_loop() -> None:
+    """No loop or fold inside of the walk over the axis: its time is linear in the extent."""
+    kernel = eq.compile(text("log-sum-exp"), native="off", prefer="scan")
+    (only,) = nest(kernel).kernels
+    (loop,) = loops_in(only.body)
+    assert isinstance(loop, Loop) and loop.unit and loop.axis == "k"
+    assert not any(isinstance(getattr(stmt, "expr", None), Reduce) for stmt in loop.body)
+
+
+def nest(kernel: eq.Kernel) -> Nest:
+    return kernel.derived.nests[kernel.plan.kernels]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_prefix_is_not_scanned(name: str) -> None:
+    with pytest.raises(ScheduleError, match="there is no scan plan"):
+        eq.compile(f"{REFUSED[name]}\nreturn y", native="off", prefer="scan")
+
+
+@pytest.mark.parametrize(
+    ("condition", "prefix"),
+    [
+        ("k <= j", Prefix("j", exclusive=False, backwards=False)),
+        ("j >= k", Prefix("j", exclusive=False, backwards=False)),
+        ("not (k > j)", Prefix("j", exclusive=False, backwards=False)),
+        ("k < j", Prefix("j", exclusive=True, backwards=False)),
+        ("k + 1 <= j", Prefix("j", exclusive=True, backwards=False)),
+        ("k >= j", Prefix("j", exclusive=False, backwards=True)),
+        ("k > j", Prefix("j", exclusive=True, backwards=True)),
+        ("k + j < N(k)", Prefix("j", exclusive=False, backwards=False, mirrored=True)),
+        ("k + j >= N(j) - 1", Prefix("j", exclusive=False, backwards=True, mirrored=True)),
+    ],
+)
+def test_conditions_in_any_notation(condition: str, prefix: Prefix) -> None:
+    program = parse(f"j: axis[k]\ny[i,j] = sum[k](where({condition}, x[i,k], 0))\nreturn y")
+    (reduce,) = reductions(program.outputs[0].expr)
+    found = scanned(reduce, alike(program))
+    assert found is not None and found.prefix == prefix
+
+
+# -- what is wrong is seen -------------------------------------------------------------------------
+
+
+def flipped(field: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Scans of another part of the axis."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        init = lowering._KernelLowering.__init__
+
+        def wrong(
+            self: lowering._KernelLowering, plan: lowering.KernelPlan, context: lowering._Context
+        ) -> None:
+            groups = tuple(
+                replace(g, group=replace(g.group, prefix=replace(p, **{field: not getattr(p, field)})))
+                if (p := g.group.prefix) is not None
+                else g
+                for g in plan.groups
+            )
+            init(self, replace(plan, groups=groups), context)
+
+        patch.setattr(lowering._KernelLowering, "__init__", wrong)
+
+    return apply
+
+
+def assigned(change: Callable[[Assignment], Assignment | None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Scans whose steps are others."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        def wrong(group: Group, merge: Merge) -> Iterator[Assignment]:
+            yield from filter(None, map(change, updates(group, merge)))
+
+        patch.setattr(lowering, "updates", wrong)
+
+    return apply
+
+
+def unrepaired(step: Assignment) -> Assignment:
+    if step.name != "sum_k_new":
+        return step
+    return replace(
+        step, value=lowering.call("add", Local("sum_k", step.dims), Local("sum_k_tile", step.dims))
+    )
+
+
+def forgetful(step: Assignment) -> Assignment:
+    return replace(step, value=Local(f"{step.state}_tile", step.dims)) if step.name.endswith("_new") else step
+
+
+def nothing_new(step: Assignment) -> Assignment:
+    return replace(step, value=Local(step.state, step.dims)) if step.name.endswith("_new") else step
+
+
+def twice(step: Assignment) -> Assignment:
+    return (
+        replace(step, value=lowering.call("mul", step.value, Const(2.0)))
+        if step.name == "sum_k_new"
+        else step
+    )
+
+
+MUTANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "without the position": ("sum", flipped("exclusive")),
+    "with the position": ("maximum before", flipped("exclusive")),
+    "backwards": ("log-sum-exp", flipped("backwards")),
+    "forwards": ("sum from", flipped("backwards")),
+    "mirrored": ("sum", flipped("mirrored")),
+    "not mirrored": ("sum, mirrored", flipped("mirrored")),
+    "with the position, after": ("sum after", flipped("exclusive")),
+    "product without its position": ("product", flipped("exclusive")),
+    "mean backwards": ("mean", flipped("backwards")),
+    "variance without its position": ("mean and variance", flipped("exclusive")),
+    "decays backwards": ("decays from data", flipped("backwards")),
+    "softmax without repair": ("log-sum-exp", assigned(unrepaired)),
+    "decay without repair": ("geometric decay", assigned(unrepaired)),
+    "the last position alone": ("sum", assigned(forgetful)),
+    "the last position's maximum": ("maximum", assigned(forgetful)),
+    "nothing is added": ("sum", assigned(nothing_new)),
+    "added and doubled": ("sum", assigned(twice)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_scan_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, mutate = MUTANTS[name]
+    mutate(monkeypatch)
+    monkeypatch.setenv("EQFUSE_CACHE", "off")
+    with pytest.raises(VerificationError):
+        eq.compile(text(program), native="off", prefer="scan")
+
+
+@pytest.mark.parametrize(
+    "where", ["k < j", "k >= j", "k <= i", "k <= N(k) - 1 - j", "k <= j + 1", "", "k <= 3"]
+)
+def test_a_proof_of_another_part_is_refused(where: str) -> None:
+    kernel = eq.compile(text("log-sum-exp"), native="off", prefer="scan")
+    proof = compiler.derivation(kernel.derived, kernel.plan, {}).proof
+    assert examine(proof).ok
+    (only,) = proof.kernels
+    walks = tuple(replace(walk, where=where) for walk in only.walks)
+    assert not examine(replace(proof, kernels=(replace(only, walks=walks),))).ok
+
+
+# -- as torch has them -----------------------------------------------------------------------------
+
+X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
+TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cumsum": lambda x: torch.cumsum(x, 1),
+    "cumsum along the first axis": lambda x: torch.cumsum(x, 0),
+    "cumsum of all": lambda x: torch.cumsum(x.flatten(), 0),
+    "cumsum of a part": lambda x: torch.cumsum(x.view(6, 4, 10), 1),
+    "cumsum from the end": lambda x: torch.flip(torch.cumsum(torch.flip(x, [1]), 1), [1]),
+    "cumsum of integers": lambda x: torch.cumsum((x > 0).int(), 1),
+    "cumsum of truth values": lambda x: torch.cumsum(x > 0, 1),
+    "cumsum of halves": lambda x: torch.cumsum(x.half(), 1),
+    "cumprod": lambda x: torch.cumprod(x, 1),
+    "logcumsumexp": lambda x: torch.logcumsumexp(x, 1),
+    "cummin": lambda x: torch.cummin(x, 1).values,
+    "cumsum of cumsum": lambda x: torch.cumsum(torch.cumsum(x, 1), 1),
+    "running variance": lambda x: (
+        torch.cumsum(x * x, 1) / torch.arange(1, 41) - (torch.cumsum(x, 1) / torch.arange(1, 41)) ** 2
+    ),
+    "cumsum of softmax": lambda x: torch.cumsum(torch.softmax(x, 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_programs_of_torch_are_scanned(name: str) -> None:
+    made = eq.from_torch(TORCH[name], X, prefer="scan", native="off")
+    found, wanted = made(X), TORCH[name](X)
+    assert scan_of(made.kernel)
+    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_a_long_sum_is_as_exact_as_torchs() -> None:
+    """torch adds float32 in float64 on a CPU; so do scans."""
+    x = torch.randn(1, 100_000, generator=torch.Generator().manual_seed(3))
+    kernel = eq.compile(text("sum"), native="wait", prefer="scan")
+    assert torch.equal(kernel(x=x), torch.cumsum(x, 1))
+
+
+def test_the_gradient_of_a_scan_is_one_in_the_other_direction() -> None:
+    kernel = eq.compile(eq.grad(text("sum")), native="off", prefer="scan")
+    (group,) = scan_of(kernel)
+    assert group.prefix == Prefix("k", exclusive=False, backwards=True)
+    x = X.clone().requires_grad_()
+    dy = torch.randn(6, 40)
+    torch.cumsum(x, 1).backward(dy)
+    torch.testing.assert_close(kernel(dy=dy), x.grad)
+
+
+@pytest.mark.parametrize("native", ["off", "wait"])
+def test_special_values(native: str) -> None:
+    x = torch.tensor(
+        [
+            [-torch.inf, -torch.inf, 1.0, 2.0],
+            [-1e30, -1e30, 0.0, 1.0],
+            [1.0, torch.nan, 2.0, 3.0],
+            [torch.inf, 1.0, torch.inf, -1.0],
+        ]
+    )
+    for name, torchs in (("sum", torch.cumsum), ("log-sum-exp", torch.logcumsumexp)):
+        kernel = eq.compile(text(name), native=native, prefer="scan")
+        torch.testing.assert_close(kernel(x=x), torchs(x, 1), equal_nan=True)
+    kernel = eq.compile(text("maximum"), native=native, prefer="scan")
+    torch.testing.assert_close(kernel(x=x), torch.cummax(x, 1).values, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1)])
+def test_empty_axes(shape: tuple[int, int]) -> None:
+    kernel = eq.compile(text("sum"), native="off", prefer="scan")
+    assert torch.equal(kernel(x=torch.ones(shape)), torch.cumsum(torch.ones(shape), 1))
