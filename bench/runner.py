@@ -42,6 +42,7 @@ REPORTS: Mapping[str, str] = {
     "scales": "random programs of scaled values at 12 magnitudes: what is accepted, and wrong where the program in float32 is right",
     "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
     "algebra": "orders of sums and products: chosen, as written and by hand in torch; costs, times, errors; random chains",
+    "scans": "prefixes and recurrences beside torch, at a length and at twice that: plans, proofs, times, errors",
     "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
     "ragged": "packed documents and paged decode on a GPU beside FlexAttention and torch's varlen attention",
     "gallery": "the programs of docs/gallery beside torch and torch.compile; writes the table of docs/gallery.md",
@@ -56,7 +57,7 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 }
 """The programs of benchmarks that have others than those of the papers."""
 
-OWN = frozenset({"algebra", "opinfo", "sweep", "lengths", "ragged", "models", "training", "families"})
+OWN = frozenset({"scans", "algebra", "opinfo", "sweep", "lengths", "ragged", "models", "training", "families"})
 """Benchmarks with programs of their own, which look for names themselves."""
 
 RESULTS = Path("bench/results")

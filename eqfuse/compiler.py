@@ -259,7 +259,7 @@ def _choose(
         apart = plans(derived, derived.taken_apart(), partition, search)
         merged = (c for c in apart if c.plan.schedule in ("rolling", "split_k") and not _is_stuck(c))
         found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
-    if prefer is None and (order := reassociated(program, asked.extents)):
+    if prefer in (None, "scan") and (order := reassociated(program, asked.extents)):
         others = plans(derived, derived.in_order(order), partition, search)
         found = by_cost([*found, *(of_form(c, "reassociated", order) for c in others)])
     return found, pick(found, prefer, tuple(derived.groups.values()))

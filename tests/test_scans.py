@@ -71,6 +71,21 @@ PROGRAMS: dict[str, str] = {
     "times rows": "j: axis[k]\ny[i,j,e] = sum[k](where(k <= j, x[i,k], 0)) * v[i,j,e]",
 }
 
+LINEAR: dict[str, str] = {
+    "linear attention": "j: axis[k]\ny[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * v[i,k,e], 0))",
+    "with a normaliser": "j: axis[k]\nw[i,j,k] = where(k <= j, sum[d](sq(q[i,j,d]) * sq(r[i,k,d])), 0)\n"
+    "y[i,j,e] = sum[k](w[i,j,k] * v[i,k,e]) / sum[k](w[i,j,k])",
+    "retention": "j: axis[k]\n"
+    "y[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * exp((k - j) * 0.1) * v[i,k,e], 0))",
+    "a gate for each row": "j: axis[k]\nl: axis[k]\na[i,j] = sum[l](where(l <= j, g[i,l,0], 0))\n"
+    "y[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * exp(a[i,j] - a[i,k]) * v[i,k,e], 0))",
+    "a gate for each feature": "j: axis[k]\nl: axis[k]\na[i,j,d] = sum[l](where(l <= j, g[i,l,d], 0))\n"
+    "y[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d] * exp(a[i,j,d] - a[i,k,d])) * v[i,k,e], 0))",
+    "its gradient by keys": "j: axis[k]\n"
+    "y[i,k,d] = sum[j](where(k <= j, sum[e](z[i,j,e] * v[i,k,e]) * q[i,j,d], 0))",
+}
+"""Programs of which factors leave the prefix: quadratic as they are written."""
+
 REFUSED: dict[str, str] = {
     "a window": f"{PREFIX}sum[k](where((k <= j) & (k > j - 3), x[i,k], 0))",
     "what is read at the position": f"{PREFIX}sum[k](where(k <= j, abs(x[i,j] - x[i,k]), 0))",
@@ -162,6 +177,26 @@ def test_by_triton(name: str) -> None:
         rtol=2e-5,
         atol=2e-5,
     )
+
+
+@pytest.mark.slow(but=["linear attention", "a gate for each feature"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_factors_leave_the_prefix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of sums and products is chosen for what a scan costs, and proved as any other."""
+    source = f"{LINEAR[name]}\nreturn y"
+    rows, columns, features = 3, 400, 4
+    generator = torch.Generator().manual_seed(2)
+    tensors = {n: torch.randn(rows, columns, features, generator=generator) for n in ("q", "r", "v", "z")}
+    tensors["g"] = -tensors["q"].abs() / 8
+    monkeypatch.setenv("EQFUSE_CPU", "here")  # what a step of a walk costs in C++
+    kernel = eq.compile(source, native="wait")
+    tensors = {tensor.name: tensors[tensor.name] for tensor in kernel.program.tensors}
+    found = kernel(**tensors)
+    assert isinstance(found, torch.Tensor)
+    assert kernel.plan.form == "reassociated" and scan_of(kernel) and kernel.certificate.ok
+    assert compiler.derivation(kernel.derived, kernel.plan, {}).check().ok
+    wanted = expected(source, tensors).double()
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-5
 
 
 def test_the_nest_of_a_prefix_is_one_loop() -> None:

@@ -45,6 +45,7 @@ from eqfuse.terms.nodes import (
     replaced,
     walk,
 )
+from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import output_lines
 from eqfuse.units import duration
 
@@ -376,7 +377,7 @@ def refusals(
 def order_said(program: Program, plan: Plan) -> str:
     """What the order of sums and products that a plan runs costs beside the one that is written."""
     extents = _extents(program, plan)
-    costs = [visited(each, extents) for each in (program.outputs, plan.order)]
+    costs = [visited(each, extents, same=alike(program)) for each in (program.outputs, plan.order)]
     depths = [roundings(each, extents) for each in (program.outputs, plan.order)]
     return (
         f"As written, reductions visit and leave {costs[0]:.3g} elements{plan.at_sizes}; in this order {costs[1]:.3g}. "
@@ -397,7 +398,7 @@ def unbounded(program: Program, plan: Plan) -> tuple[Unbounded, ...]:
     extents = _extents(program, plan)
     order = reassociated(replace(program, reassociate="free"), extents)
     runs = plan.order or program.outputs
-    costs = [visited(each, extents) for each in (order, runs)] if order else []
+    costs = [visited(each, extents, same=alike(program)) for each in (order, runs)] if order else []
     if not order or costs[0] > WORTH * costs[1]:
         return ()
     return (

@@ -326,7 +326,7 @@ class Partition:
         kept: set[Reduce] = set()
         for output in outputs:
             if self._prefix(output) is not None:
-                kept.update(frontier(output.expr))
+                kept.update(self._prefixes([output.expr]))
         seen: set[Reduce] = set()
 
         def visit(roots: Iterable[Expr], above: Scanned | None) -> None:
@@ -347,11 +347,25 @@ class Partition:
         """The prefix that an output reads all its reductions of, in one walk along it; None where there are others, or none."""
         if not self.scans:
             return None
-        found = {s.prefix if (s := self._scanned(r)) is not None else None for r in frontier(output.expr)}
+        found = {s.prefix if (s := self._scanned(r)) is not None else None for r in self._prefixes([output.expr])}
         match list(found):
             case [Prefix() as prefix] if prefix.at in output.axes:
                 return prefix
         return None
+
+    def _prefixes(self, exprs: Sequence[Expr]) -> list[Reduce]:
+        """The outermost prefixes of expressions, and the other outermost reductions, apart from those over short axes that fold
+        prefixes: such a fold is made at each position of the walk."""
+        found: dict[Reduce, None] = {}
+        for reduce in frontier(*exprs):
+            inner = self._prefixes([reduce.body]) if self._scanned(reduce) is None else []
+            axes = {self.alike.get(s.prefix.at, s.prefix.at) for r in inner if (s := self._scanned(r)) is not None}
+            is_short = self.extents.get(reduce.axis, 1) <= WHOLE_LIMIT
+            if axes and is_short and self.alike.get(reduce.axis, reduce.axis) not in axes:
+                found |= dict.fromkeys(inner)
+            else:
+                found[reduce] = None
+        return list(found)
 
     def _apart(self, outputs: Sequence[Output]) -> list[Output]:
         """The outputs, with what cannot be walked in one kernel stored by another."""
@@ -570,14 +584,15 @@ class Partition:
         prefix = self._prefix(outputs[0])
         scans: dict[Expr, Scanned] = {
             reduce: scan
-            for reduce in frontier(*(o.expr for o in outputs))
+            for reduce in self._prefixes([o.expr for o in outputs])
             if prefix is not None and (scan := self._scanned(reduce)) is not None
         }
         scanned_axes = {scan.whole.axis for scan in list(scans.values())[:1]}  # its name is that of all
         wholes: dict[Expr, Expr] = {r: scan.along(axis) for r, scan in scans.items() for axis in scanned_axes}
         outputs = [replace(o, expr=replaced(o.expr, wholes)) for o in outputs]
         passes: dict[tuple[int, str], list[Reduce]] = {}
-        for reduce, stage in _stages(self._members([o.expr for o in outputs])).items():
+        members = self._members(list(wholes.values()) or [output.expr for output in outputs])
+        for reduce, stage in _stages(members).items():
             passes.setdefault((stage, reduce.axis), []).append(reduce)
         found: list[AxisPass] = []
         values: dict[Reduce, Local] = {}

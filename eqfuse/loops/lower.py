@@ -45,6 +45,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     Size,
     call,
+    free_axes,
     substitute_axes,
     transform,
     walk,
@@ -213,12 +214,14 @@ class _KernelLowering:
 
         def placed(expr: Expr) -> Expr:
             """At the position that the loop is at."""
-            return transform(expr, lambda node: here.get(node.name, node) if isinstance(node, Axis) else node)
+            return substitute_axes(expr, here)
 
         with build.loop(axis, Const(0), Size(axis), _carried(build, group.states), unit=True):
             for each in updates(group, merge):
-                value = each.value if not isinstance(each.value, Reduce) else contribution(each.value)
-                build.let(each.name, each.dims, placed(self._exactly(value)))
+                value, dims = each.value, each.dims
+                if isinstance(value, Reduce):
+                    value, dims = contribution(value), tuple(a for a in dims if a in free_axes(value))
+                build.let(each.name, dims, placed(self._exactly(value)))
             seen = {s.name: s.name if prefix.exclusive else f"{s.name}_new" for s in group.states}
             exact = dict(seen)
             for final in finishes(group, merge):

@@ -48,6 +48,7 @@ from eqfuse.terms.nodes import (
     substitute_axes,
     walk,
 )
+from eqfuse.terms.prefixes import Extents, alike, scanned
 from eqfuse.terms.types import kind, program_dtypes
 
 MOST_FACTORS = 8
@@ -92,8 +93,9 @@ def reassociated(
     if program.reassociate == "exact" and not _is_of_integers(program) or not is_reassociable(program):
         return ()
     is_free = program.reassociate == "free" or program.reassociate == "exact"
-    found = cheapest(program.outputs, extents, is_free, program_dtypes(program), constants)
-    costs = [visited(outputs, extents, constants) for outputs in (found, program.outputs)]
+    same = alike(program)
+    found = cheapest(program.outputs, extents, is_free, program_dtypes(program), constants, same)
+    costs = [visited(outputs, extents, constants, same) for outputs in (found, program.outputs)]
     if found == program.outputs or costs[0] > WORTH * costs[1]:
         return ()
     if not is_free and roundings(found, extents) > DEEPER * roundings(program.outputs, extents):
@@ -107,16 +109,23 @@ def cheapest(
     is_free: bool = False,
     dtypes: Mapping[str, str] | None = None,
     constants: Collection[str] = (),
+    same: Extents | None = None,
 ) -> tuple[Output, ...]:
     """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out.
-    `dtypes` say which inputs are integers, and may be positions; what is made of `constants` alone costs nothing."""
-    orders = _Orders(extents, is_free, dtypes, constants)
+    `dtypes` say which inputs are integers, and may be positions; what is made of `constants` alone costs nothing; a sum over a prefix
+    costs what a scan does, of axes that have the `same` extents."""
+    orders = _Orders(extents, is_free, dtypes, constants, same)
     return tuple(replace(output, expr=orders.best(output.expr)) for output in outputs)
 
 
-def visited(outputs: Sequence[Output], extents: Mapping[str, int], constants: Collection[str] = ()) -> float:
+def visited(
+    outputs: Sequence[Output],
+    extents: Mapping[str, int],
+    constants: Collection[str] = (),
+    same: Extents | None = None,
+) -> float:
     """What an order costs: the elements that its reductions visit, and those that they leave for others to read."""
-    return _Orders(extents, constants=constants).cost(*(output.expr for output in outputs))
+    return _Orders(extents, constants=constants, same=same).cost(*(output.expr for output in outputs))
 
 
 def is_made_of(expr: Expr, tensors: Collection[str]) -> bool:
@@ -148,6 +157,8 @@ def _sums_inside(expr: Expr) -> bool:
             return any(map(_sums_inside, args))
         case Call("div", (over, Const() | Size())):  # a mean, or a scale
             return _sums_inside(over)
+        case Call("where", (condition, inner, _)) if _is_order(condition):
+            return _sums_inside(inner)
     return False
 
 
@@ -194,11 +205,37 @@ def block_of(expr: Expr) -> Block:
             if not _is_plain(right) and one.factors:
                 *more, last = one.factors
                 return replace(one, factors=(*more, call("mul", last, right)))
+        case Call("where", (condition, inner, zero)) if _is_order(condition) and _is_number(zero, 0):
+            found = block_of(inner)
+            if found.factors != (inner,) and found.factors and _are_new(found.axes, Block((condition,))):
+                return replace(found, factors=(call("where", condition, Const(1), Const(0)), *found.factors))
         case Reduce("sum", axis, body):
             found = block_of(body)
             if axis not in found.axes:
                 return replace(found, axes=(axis, *found.axes))
     return Block((expr,))
+
+
+def _is_order(condition: Expr) -> bool:
+    """Whether a condition compares the positions of two axes, as that of a prefix does."""
+    match condition:
+        case Call("le" | "lt" | "ge" | "gt"):
+            nodes = list(walk(condition))
+            plain = all(isinstance(node, Axis | Size | Const | Call) for node in nodes)
+            return plain and len(free_axes(condition)) == 2
+    return False
+
+
+def _times(left: Expr, right: Expr) -> Expr:
+    """A product, under the mask of a factor that compares positions."""
+    match left, right:
+        case Call("where", (condition, value, zero)), _ if _is_order(condition) and _is_number(zero, 0):
+            return call("where", condition, _times(value, right), zero)
+        case _, Call("where", (condition, value, zero)) if _is_order(condition) and _is_number(zero, 0):
+            return call("where", condition, _times(left, value), zero)
+        case _ if any(_is_number(one, 1) for one in (left, right)):
+            return right if _is_number(left, 1) else left
+    return call("mul", left, right)
 
 
 def _is_near_one(number: Const) -> bool:
@@ -333,8 +370,10 @@ class _Orders:
         is_free: bool = False,
         dtypes: Mapping[str, str] | None = None,
         constants: Collection[str] = (),
+        same: Extents | None = None,
     ) -> None:
         self._extents = extents
+        self._same = same
         self._dtypes = dtypes or {}
         self._constants = constants
         self._are_constant: dict[Expr, bool] = {}
@@ -355,9 +394,16 @@ class _Orders:
         found = sum(self._size(free_axes(expr)) for expr in exprs)
         for node in nodes:
             if isinstance(node, Reduce):
-                found += self._size(free_axes(node.body)) * (not isinstance(node.body, Reduce))
+                found += self._size(self._visited(node)) * (not isinstance(node.body, Reduce))
                 found += STORED * self._size(free_axes(node)) * (node not in inner)
         return found
+
+    def _visited(self, fold: Reduce) -> frozenset[str]:
+        """The axes whose positions a reduction visits: a scan is at one position of the axis of its prefixes at a time."""
+        while isinstance(fold.body, Reduce):
+            fold = fold.body
+        scan = None if self._same is None else scanned(fold, self._same)
+        return free_axes(fold.body) - ({scan.prefix.at} if scan is not None else frozenset())
 
     def _parts(self, expr: Expr) -> tuple[Expr, ...]:
         return () if self._is_constant(expr) else children(expr)
@@ -452,7 +498,9 @@ class _Orders:
             if not members & varying:
                 return _Part(cost, value, left)
             stored = STORED * self._size(left) if members != everything else 0.0
-            visited = self._size(had) * (OF_SEVERAL if is_of_several else 1.0)
+            fold = value.args[0] if isinstance(value, Call) else value
+            walked = had & self._visited(fold) if isinstance(fold, Reduce) else had
+            visited = self._size(walked) * (OF_SEVERAL if is_of_several else 1.0)
             return _Part(cost + visited + stored, value, left)
 
         def parts_of(
@@ -471,7 +519,7 @@ class _Orders:
                 while part:
                     if part & members & -members:  # each division into two once
                         for one, other in product(best[part], best[members ^ part]):
-                            joined, cost = call("mul", one.value, other.value), one.cost + other.cost
+                            joined, cost = _times(one.value, other.value), one.cost + other.cost
                             several = one.is_open or other.is_open
                             for each in parts_of(members, cost, joined, one.axes | other.axes, several):
                                 if each.axes not in cheapest or each.cost < cheapest[each.axes].cost:

@@ -75,6 +75,8 @@ EXPAND = RuleSet(
         ),
         Rewrite("ratio-abs", "ratio(abs(a), abs(b))", "abs(ratio(a, b))", (), "|a| / |b| = |a/b|"),
         Rewrite("delta-neg", "delta(-a, -b)", "delta(b, a)", (), "-a - -b = b - a"),
+        Rewrite("delta-more", "delta(a + b, a)", "b", (), "(a+b) - a = b", subsume=True),
+        Rewrite("delta-less", "delta(a, a + b)", "-b", (), "a - (a+b) = -b", subsume=True),
         Rewrite(
             "delta-add",
             "delta(a + c, b + d)",

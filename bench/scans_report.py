@@ -1,0 +1,257 @@
+"""`eqfuse bench scans`: prefixes and recurrences, at some length and at twice that, beside torch.
+
+Each program is called as a user does it. Times at n and 2 n say whether they are linear. torch computes what a person would write: its own
+running operators, and products with a masked matrix where it has none. Errors are against float64, relative to the greatest value, at 100,000
+positions of one row (`--small`: 2,000), where what is exact is a loop over positions if torch has no operator for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import eqfuse as eq
+from bench.algebra_report import shaped, timed
+from bench.report import Column, Options, Report, chosen_names, recorded
+from eqfuse.terms.parser import parse
+
+TITLE = "Prefixes and recurrences"
+COLUMNS = (
+    Column("program", lambda row: str(row["program"])),
+    Column("plan", lambda row: str(row["plan"])),
+    Column("n", lambda row: str(row["length"])),
+    Column("ms", lambda row: f"{row['ms']:.3g}"),
+    Column("2n / n", lambda row: f"{row['longer']:.2f}"),
+    Column("torch, ms", lambda row: f"{row['torch_ms']:.3g}"),
+    Column("torch / ms", lambda row: f"{row['torch_ms'] / row['ms']:.2f}"),
+    Column("error", lambda row: f"{row['error']:.1e}"),
+    Column("proved", lambda row: "yes" if row["proved"] else "NO"),
+)
+LONG, MOST_RATIO, MOST_ERROR = 100_000, 2.2, 1e-4
+FEATURES = 64
+
+T = torch.Tensor
+Values = Mapping[str, T]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A program over rows of some length, what torch computes at that length, and what is exact at any; `rows` is how many there are,
+    and `scaled` by what inputs are multiplied."""
+
+    text: str
+    torch: Callable[[Values], T]
+    length: int = 4096
+    rows: int = 256
+    exact: Callable[[Values], T] | None = None
+    scaled: Mapping[str, float] | None = None
+    columns: str = "k"
+
+
+def masked(q: T, r: T, decay: T | None = None) -> T:
+    """The products of queries with the keys up to each of them."""
+    scores = q @ r.mT
+    return (scores if decay is None else scores * decay).tril()
+
+
+def decays(gates: T) -> T:
+    """exp(a[j] - a[k]) of running sums a."""
+    a = gates.cumsum(1)
+    return torch.exp((a[:, :, None] - a[:, None]).tril())
+
+
+def recurrent(q: T, r: T, v: T, gates: T | None = None) -> T:
+    """The state after each position, times its query."""
+    state = torch.zeros(q.shape[0], q.shape[2], v.shape[2], dtype=q.dtype)
+    found = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype)
+    for at in range(q.shape[1]):
+        if gates is not None:
+            state *= torch.exp(gates[:, at, :, None] if gates.dim() == 3 else gates[:, at, None, None])
+        state += r[:, at, :, None] * v[:, at, None]
+        found[:, at] = (q[:, at, None] @ state)[:, 0]
+    return found
+
+
+def running(x: T, w: T, steps: T) -> T:
+    """h = steps h + w x, after each position."""
+    state, found = torch.zeros_like(x[:, 0]), torch.empty_like(x)
+    for at in range(x.shape[1]):
+        state = steps[:, at] * state + w[:, at] * x[:, at]
+        found[:, at] = state
+    return found
+
+
+def counts(x: T) -> T:
+    return torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device)
+
+
+def variance(t: Values) -> T:
+    mean = t["x"].cumsum(1) / counts(t["x"])
+    return (t["x"] * t["x"]).cumsum(1) / counts(t["x"]) - mean * mean
+
+
+def pooled(t: Values) -> T:
+    top = torch.logcumsumexp(t["x"], 1)
+    return torch.exp(torch.logcumsumexp(t["x"] + t["w"].abs().log(), 1) - top)
+
+
+def moving(t: Values) -> T:
+    n = t["x"].shape[1]
+    at = torch.arange(n, dtype=t["x"].dtype, device=t["x"].device)
+    return t["x"] @ torch.exp((at[None] - at[:, None]) * 0.1).triu() if n <= 1 << 14 else moving_exact(t)
+
+
+def moving_exact(t: Values) -> T:
+    return running(t["x"], torch.ones_like(t["x"]), torch.full_like(t["x"], math.exp(-0.1)))
+
+
+def normalised(t: Values) -> T:
+    weights = masked(t["q"].square(), t["r"].square())
+    return weights @ t["v"] / weights.sum(2, keepdim=True)
+
+
+def normalised_exact(t: Values) -> T:
+    q, r = t["q"].square(), t["r"].square()
+    return recurrent(q, r, t["v"]) / recurrent(q, r, torch.ones_like(t["v"][:, :, :1]))
+
+
+PREFIX = "j: axis[k]\ny[i,j] = "
+GATES = "j: axis[k]\nl: axis[k]\n"
+ATTENTION: dict[str, Any] = {"length": 2048, "rows": 4, "scaled": {"g": 0.1}}
+
+PROGRAMS: dict[str, Scan] = {
+    "cumsum": Scan(f"{PREFIX}sum[k](where(k <= j, x[i,k], 0))", lambda t: t["x"].cumsum(1)),
+    "cumsum, first axis": Scan(
+        "i: axis[k]\ny[i,j] = sum[k](where(k <= i, x[k,j], 0))", lambda t: t["x"].cumsum(0), columns="j"
+    ),
+    "cumsum, one row": Scan(
+        f"{PREFIX}sum[k](where(k <= j, x[i,k], 0))", lambda t: t["x"].cumsum(1), length=1 << 20, rows=1
+    ),
+    "cumsum from the end": Scan(
+        f"{PREFIX}sum[k](where(k >= j, x[i,k], 0))", lambda t: t["x"].flip(1).cumsum(1).flip(1)
+    ),
+    "cumsum before": Scan(f"{PREFIX}sum[k](where(k < j, x[i,k], 0))", lambda t: t["x"].cumsum(1) - t["x"]),
+    "cumprod": Scan(
+        f"{PREFIX}prod[k](where(k <= j, exp(x[i,k]), 1))", lambda t: t["x"].exp().cumprod(1), scaled={"x": 1e-3}
+    ),
+    "cummax": Scan(f"{PREFIX}max[k](where(k <= j, x[i,k], -inf))", lambda t: t["x"].cummax(1).values),
+    "place of the maximum": Scan(
+        f"{PREFIX}argmax[k](where(k <= j, x[i,k], -inf))", lambda t: t["x"].cummax(1).indices
+    ),
+    "logcumsumexp": Scan(
+        f"{PREFIX}logsumexp[k](where(k <= j, x[i,k], -inf))", lambda t: t["x"].logcumsumexp(1)
+    ),
+    "running mean": Scan(
+        f"{PREFIX}sum[k](where(k <= j, x[i,k], 0)) / (j + 1)", lambda t: t["x"].cumsum(1) / counts(t["x"])
+    ),
+    "running variance": Scan(
+        "j: axis[k]\nm[i,j] = sum[k](where(k <= j, x[i,k], 0)) / (j + 1)\n"
+        "y[i,j] = sum[k](where(k <= j, sq(x[i,k] - m[i,j]), 0)) / (j + 1)",
+        variance,
+    ),
+    "softmax pooling": Scan(
+        "j: axis[k]\ns[i,j,k] = where(k <= j, x[i,k], -inf)\nm[i,j] = max[k](s[i,j,k])\n"
+        "p[i,j,k] = exp(s[i,j,k] - m[i,j])\ny[i,j] = sum[k](p[i,j,k] * abs(w[i,k])) / sum[k](p[i,j,k])",
+        pooled,
+    ),
+    "cumsum of a softmax": Scan(
+        "j: axis[k]\nm[i] = max[k](x[i,k])\nz[i] = sum[k](exp(x[i,k] - m[i]))\n"
+        "y[i,j] = sum[k](where(k <= j, exp(x[i,k] - m[i]) / z[i], 0))",
+        lambda t: t["x"].softmax(1).cumsum(1),
+    ),
+    "exponential average": Scan(
+        f"{PREFIX}sum[k](where(k <= j, x[i,k] * exp((k - j) * 0.1), 0))", moving, exact=moving_exact
+    ),
+    "h = exp(-|w|) h + x": Scan(
+        f"{GATES}a[i,j] = sum[l](where(l <= j, -abs(w[i,l]), 0))\n"
+        "y[i,j] = sum[k](where(k <= j, x[i,k] * exp(a[i,j] - a[i,k]), 0))",
+        lambda t: (decays(-t["w"].abs()) @ t["x"][..., None])[..., 0],
+        length=1024,
+        exact=lambda t: running(t["x"], torch.ones_like(t["x"]), torch.exp(-t["w"].abs())),
+    ),
+    "its gradient": Scan(
+        "j: axis[k]\nz[i,k] = sum[j](where(k <= j, x[i,j], 0))", lambda t: t["x"].flip(1).cumsum(1).flip(1), columns="j"
+    ),
+    "linear attention": Scan(
+        "j: axis[k]\ny[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * v[i,k,e], 0))",
+        lambda t: masked(t["q"], t["r"]) @ t["v"],
+        exact=lambda t: recurrent(t["q"], t["r"], t["v"]),
+        **ATTENTION,
+    ),
+    "Performer": Scan(
+        "j: axis[k]\nw[i,j,k] = where(k <= j, sum[d](sq(q[i,j,d]) * sq(r[i,k,d])), 0)\n"
+        "y[i,j,e] = sum[k](w[i,j,k] * v[i,k,e]) / sum[k](w[i,j,k])",
+        normalised,
+        exact=normalised_exact,
+        **ATTENTION,
+    ),
+    "RetNet, Mamba-2": Scan(
+        f"{GATES}a[i,j] = sum[l](where(l <= j, -abs(g[i,l]), 0))\n"
+        "y[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * exp(a[i,j] - a[i,k]) * v[i,k,e], 0))",
+        lambda t: masked(t["q"], t["r"], decays(-t["g"].abs())) @ t["v"],
+        exact=lambda t: recurrent(t["q"], t["r"], t["v"], -t["g"].abs()),
+        **ATTENTION,
+    ),
+    "gated linear attention": Scan(
+        f"{GATES}a[i,j,d] = sum[l](where(l <= j, -abs(g[i,l,d]), 0))\n"
+        "y[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d] * exp(a[i,j,d] - a[i,k,d])) * v[i,k,e], 0))",
+        lambda t: recurrent(t["q"], t["r"], t["v"], -t["g"].abs()),
+        **ATTENTION,
+    ),
+}
+
+
+def run(options: Options, report: Report) -> None:
+    """Failures: a program that does not run, is not proved, takes over `MOST_RATIO` times as long at twice the length, or is wrong."""
+    for name in chosen_names(options.only, tuple(PROGRAMS)):
+        with recorded(report.failing(name)):
+            report.add(row_of(name, PROGRAMS[name], options))
+    for row in report.rows:
+        if row["error"] > MOST_ERROR:
+            report.failures.append(f"{row['program']}: error {row['error']:.1e}")
+        if not row["proved"]:
+            report.failures.append(f"{row['program']}: its derivation does not hold")
+    slow = [row["program"] for row in report.rows if row["longer"] > MOST_RATIO]
+    ratios = [row["torch_ms"] / row["ms"] for row in report.rows]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
+    report.summary.append(
+        f"{len(report.rows)} programs; torch's time over ours {mean:.2f} by geometric mean, {min(ratios, default=1):.2f} at the least; "
+        f"over {MOST_RATIO} at twice the length: {', '.join(slow) or 'none'}"
+    )
+
+
+def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
+    """One program, called on fresh inputs."""
+    on_gpu = options.device == "cuda"
+    length, rows = (scan.length // 16, max(1, scan.rows // 16)) if options.small else (scan.length, scan.rows)
+    features = FEATURES // 8 if options.small else FEATURES
+    axes_of = shaped(parse(scan.text))
+    walked = {"k", "j", "l"} if scan.columns == "k" else {"j"} if name == "its gradient" else {"i", "k"}
+    torch.manual_seed(options.seed or 0)
+
+    def drawn(count: int, along: int, wide: int = features) -> dict[str, T]:
+        def size(axis: str) -> int:
+            return along if axis in walked else wide if axis in ("d", "e") else count
+
+        found = {n: torch.randn([size(a) for a in axes], device=options.device) for n, axes in axes_of.items()}
+        return {n: t * (scan.scaled or {}).get(n, 1.0) for n, t in found.items()}
+
+    kernel = eq.compile(scan.text, native="wait")
+    calls: dict[str, Callable[[dict[str, T]], T]] = {"ms": lambda t: kernel(**t), "torch_ms": scan.torch}
+    given = [drawn(rows, length) for _ in range(3)]
+    row: dict[str, Any] = {"program": name, "text": scan.text, "length": length, "rows": rows}
+    kernel(**given[0])
+    row |= timed(calls, given, on_gpu)
+    row["plan"], row["proved"] = repr(kernel.plan), bool(kernel.derivation.check())
+    row["plan"] = kernel.plan.schedule + (", reassociated" if kernel.plan.form == "reassociated" else "")
+    twice = [drawn(rows, 2 * length) for _ in range(3)]
+    kernel(**twice[0])
+    row["longer"] = timed({"ms": calls["ms"]}, twice, on_gpu)["ms"] / row["ms"]
+    long = drawn(1, LONG // 50 if options.small else LONG, min(features, 16))
+    exact = (scan.exact or scan.torch)({n: t.double().cpu() for n, t in long.items()})
+    row["error"] = float((kernel(**long).cpu() - exact).abs().max() / exact.abs().max())
+    return row
