@@ -57,7 +57,9 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 }
 """The programs of benchmarks that have others than those of the papers."""
 
-OWN = frozenset({"scans", "algebra", "opinfo", "sweep", "lengths", "ragged", "models", "training", "families"})
+OWN = frozenset(
+    {"scans", "algebra", "opinfo", "sweep", "lengths", "ragged", "models", "training", "families"}
+)
 """Benchmarks with programs of their own, which look for names themselves."""
 
 RESULTS = Path("bench/results")

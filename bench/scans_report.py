@@ -136,7 +136,9 @@ PROGRAMS: dict[str, Scan] = {
     ),
     "cumsum before": Scan(f"{PREFIX}sum[k](where(k < j, x[i,k], 0))", lambda t: t["x"].cumsum(1) - t["x"]),
     "cumprod": Scan(
-        f"{PREFIX}prod[k](where(k <= j, exp(x[i,k]), 1))", lambda t: t["x"].exp().cumprod(1), scaled={"x": 1e-3}
+        f"{PREFIX}prod[k](where(k <= j, exp(x[i,k]), 1))",
+        lambda t: t["x"].exp().cumprod(1),
+        scaled={"x": 1e-3},
     ),
     "cummax": Scan(f"{PREFIX}max[k](where(k <= j, x[i,k], -inf))", lambda t: t["x"].cummax(1).values),
     "place of the maximum": Scan(
@@ -174,7 +176,9 @@ PROGRAMS: dict[str, Scan] = {
         exact=lambda t: running(t["x"], torch.ones_like(t["x"]), torch.exp(-t["w"].abs())),
     ),
     "its gradient": Scan(
-        "j: axis[k]\nz[i,k] = sum[j](where(k <= j, x[i,j], 0))", lambda t: t["x"].flip(1).cumsum(1).flip(1), columns="j"
+        "j: axis[k]\nz[i,k] = sum[j](where(k <= j, x[i,j], 0))",
+        lambda t: t["x"].flip(1).cumsum(1).flip(1),
+        columns="j",
     ),
     "linear attention": Scan(
         "j: axis[k]\ny[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * v[i,k,e], 0))",
@@ -237,7 +241,9 @@ def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
         def size(axis: str) -> int:
             return along if axis in walked else wide if axis in ("d", "e") else count
 
-        found = {n: torch.randn([size(a) for a in axes], device=options.device) for n, axes in axes_of.items()}
+        found = {
+            n: torch.randn([size(a) for a in axes], device=options.device) for n, axes in axes_of.items()
+        }
         return {n: t * (scan.scaled or {}).get(n, 1.0) for n, t in found.items()}
 
     kernel = eq.compile(scan.text, native="wait")

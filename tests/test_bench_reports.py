@@ -292,3 +292,12 @@ def test_an_error_that_rounding_alone_makes_is_the_programs_own() -> None:
 def test_every_report_is_there() -> None:
     for name in REPORTS:
         assert Path(workloads_report.__file__).with_name(f"{name}_report.py").exists()
+
+
+@pytest.mark.slow
+def test_scans(tmp_path: Path) -> None:
+    """Prefixes of a few kinds are scans, proved, and right at 2,000 positions."""
+    options = Options(only="cumsum,logcumsumexp,running mean,linear attention", small=True)
+    assert run("scans", options, output=tmp_path / "x.json") == 0
+    rows = rows_of(tmp_path / "x.json")
+    assert len(rows) == 7 and all(row["proved"] and row["error"] < 1e-5 for row in rows)

@@ -347,7 +347,9 @@ class Partition:
         """The prefix that an output reads all its reductions of, in one walk along it; None where there are others, or none."""
         if not self.scans:
             return None
-        found = {s.prefix if (s := self._scanned(r)) is not None else None for r in self._prefixes([output.expr])}
+        found = {
+            s.prefix if (s := self._scanned(r)) is not None else None for r in self._prefixes([output.expr])
+        }
         match list(found):
             case [Prefix() as prefix] if prefix.at in output.axes:
                 return prefix
@@ -359,7 +361,9 @@ class Partition:
         found: dict[Reduce, None] = {}
         for reduce in frontier(*exprs):
             inner = self._prefixes([reduce.body]) if self._scanned(reduce) is None else []
-            axes = {self.alike.get(s.prefix.at, s.prefix.at) for r in inner if (s := self._scanned(r)) is not None}
+            axes = {
+                self.alike.get(s.prefix.at, s.prefix.at) for r in inner if (s := self._scanned(r)) is not None
+            }
             is_short = self.extents.get(reduce.axis, 1) <= WHOLE_LIMIT
             if axes and is_short and self.alike.get(reduce.axis, reduce.axis) not in axes:
                 found |= dict.fromkeys(inner)
@@ -659,7 +663,13 @@ class Partition:
             *(rank_axes(Reduce(s.op, g.axis, s.body)) for g in groups for s in g.states)
         )
         holders = [frozenset(o.axes) - group_axes for o in outputs]
-        holders += [frozenset(s.dims) - group_axes for g in groups for s in g.states if not s.auxiliary]
+        holders += [
+            frozenset(s.dims) - group_axes
+            for g in groups
+            for s in g.states
+            if not s.auxiliary
+            and (s.dims or g.prefix is None)  # each block of a scan counts positions itself
+        ]
         used = [a for a in self.order if any(a in h for h in holders)]
         everywhere = [a for a in used if all(a in h for h in holders)]
         folded = _folded_in_place(made)

@@ -47,6 +47,9 @@ PRODUCTS, LEAST_ROWS = 1, 128
 SHARED = 512
 """Rows and columns from which on the library shares such a product out among threads itself."""
 
+SHARED_ROWS = 64
+"""Rows of a block that share what is computed once for each position that they are walked at."""
+
 SLOW = SPECIAL - {"div", "sqrt"}
 """Functions that a processor has no instruction for: one vector of them takes about as long as one number."""
 
@@ -148,13 +151,14 @@ def _rows_walked(kernel: Kernel, items: Sequence[Item]) -> dict[str, int]:
     grid = {block.axis for block in kernel.blocks if block.kind == "grid"}
     found: set[str] = set()
     beside: set[str] = set()
-    special = False
+    size = 1
     for item in inside:
         index = item.store.index if isinstance(item, Put) else getattr(item.op, "index", ())
         if index:
             (beside if index[-1].dims else found).update(grid.intersection(item.dims))
-        special |= isinstance(item, Define) and isinstance(item.op, Elementwise) and item.op.fn in SLOW
-    return dict.fromkeys(found - beside, LANES if special else 1)
+        if isinstance(item, Define) and isinstance(item.op, Elementwise) and item.op.fn in SLOW:
+            size = max(size, LANES if item.value.dims else SHARED_ROWS)
+    return dict.fromkeys(found - beside, size)
 
 
 def _walks(items: Sequence[Item]) -> Iterator[Blocks]:
