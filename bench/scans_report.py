@@ -246,7 +246,7 @@ def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
         }
         return {n: t * (scan.scaled or {}).get(n, 1.0) for n, t in found.items()}
 
-    kernel = eq.compile(scan.text, native="wait")
+    kernel: Any = eq.compile(scan.text, native="wait")
     calls: dict[str, Callable[[dict[str, T]], T]] = {"ms": lambda t: kernel(**t), "torch_ms": scan.torch}
     given = [drawn(rows, length) for _ in range(3)]
     row: dict[str, Any] = {"program": name, "text": scan.text, "length": length, "rows": rows}

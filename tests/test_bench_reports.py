@@ -300,4 +300,4 @@ def test_scans(tmp_path: Path) -> None:
     options = Options(only="cumsum,logcumsumexp,running mean,linear attention", small=True)
     assert run("scans", options, output=tmp_path / "x.json") == 0
     rows = rows_of(tmp_path / "x.json")
-    assert len(rows) == 7 and all(row["proved"] and row["error"] < 1e-5 for row in rows)
+    assert len(rows) == 9 and all(row["proved"] and row["error"] < 1e-5 for row in rows)
