@@ -373,6 +373,20 @@ def test_programs_of_torch_are_scanned(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("running", [torch.cummax, torch.cummin])
+def test_places_of_running_extremes_are_scanned(
+    running: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    """The last position where the extreme stands, of NaN too."""
+    x = X.round()
+    x[1, 20], x[2, 3], x[3, :2] = torch.nan, torch.inf, -torch.inf
+    made = eq.from_torch(lambda x: tuple(running(x, 1)), x, prefer="scan", native="off")
+    assert len(scan_of(made.kernel)) == 2
+    for found, wanted in zip(made(x), running(x, 1), strict=True):
+        assert torch.equal(found.nan_to_num(nan=99), wanted.nan_to_num(nan=99))
+    assert compiler.derivation(made.kernel.derived, made.kernel.plan, {}).check().ok
+
+
 def test_a_long_sum_is_as_exact_as_torchs() -> None:
     """torch adds float32 in float64 on a CPU; so do scans."""
     x = torch.randn(1, 100_000, generator=torch.Generator().manual_seed(3))

@@ -9,6 +9,7 @@ e-graph's encoder, so that a checker does not share it.
 from __future__ import annotations
 
 import ast
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -375,9 +376,11 @@ def over_where(root: Term, axis: str, where: str, extents: Extents) -> Term:
             return node
         op, over, (body,) = node.words[0], node.words[1], node.args
         outside = _packed(supposed(body, over, False))
-        if any(a is not b for a, b in zip(outside, _identity(op), strict=False)):
+        held = supposed(body, over, True)
+        never = op == "max" and not wanted.exclusive and _is_below(outside[0], held, over)
+        if not never and any(a is not b for a, b in zip(outside, _identity(op), strict=False)):
             return node
-        inside = _at_axis(supposed(body, over, True), over, axis)
+        inside = _at_axis(held, over, axis)
         return term("Red", (op, axis, where), (placed(inside),))
 
     return transform(root, step)
@@ -397,6 +400,22 @@ def _at_axis(root: Term, axis: str, to: str) -> Term:
         return term(node.head, (ast.unparse(text),))
 
     return transform(root, step)
+
+
+def _is_below(number: Term, value: Term, axis: str) -> bool:
+    """Whether a number is at most what a term may be: of whole numbers, and positions of an axis."""
+
+    def least(node: Term) -> float:
+        match node.head, node.words, node.args:
+            case "Num", (text,), ():
+                return float(text)
+            case (("Leaf" | "Local"), (name,), ()) if name == axis:
+                return 0.0
+            case "Where", _, (_, a, b):
+                return min(least(a), least(b))
+        return -math.inf
+
+    return number.head == "Num" and least(number) <= least(value)
 
 
 def _packed(body: Term) -> tuple[Term, ...]:

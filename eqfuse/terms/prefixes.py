@@ -30,7 +30,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
-from eqfuse.terms.ranges import difference
+from eqfuse.terms.ranges import FiniteInputs, difference
 from eqfuse.terms.sizes import places
 
 Extents = Mapping[str, int | str]
@@ -150,7 +150,10 @@ def _scanned(reduce: Reduce, extents: tuple[tuple[str, int | str], ...]) -> Scan
     for predicate, holds, prefix in _masks(body, axis, known):
         if prefix.backwards and found is not None and not found[0].commutative:
             continue
-        if not _leaves_nothing(reduce.op, body, predicate, not holds):
+        if not (
+            _leaves_nothing(reduce.op, body, predicate, not holds)
+            or (reduce.op == "max" and not prefix.exclusive and _is_below(body, predicate, not holds))
+        ):
             continue
         bodies = [folded(part, {predicate: holds}) for part in all_unpacked(body)]
         whole = _of_whole(packed(bodies), {name: node for node, name in names.items()}, prefix, axis, known)
@@ -221,6 +224,16 @@ def _leaves_nothing(op: str, body: Expr, predicate: Expr, value: bool) -> bool:
     if fold is not None and fold[0].order:  # what comes last by its first key is never taken
         return outside[0] == none[0]
     return all(isinstance(a, Const) and a.value == b.value for a, b in zip(outside, none, strict=True))
+
+
+def _is_below(body: Expr, predicate: Expr, value: bool) -> bool:
+    """Whether what a position gives where the predicate has this truth value is a number below all that others give: of a prefix with
+    its own position it is never the maximum."""
+    outside = folded(body, {predicate: value})
+    return (
+        isinstance(outside, Const)
+        and outside.value <= FiniteInputs().of(folded(body, {predicate: not value})).low
+    )
 
 
 def _masks(body: Expr, axis: str, extents: Extents) -> Iterator[tuple[Expr, bool, Prefix]]:

@@ -457,7 +457,7 @@ def _running(name: str, op: str) -> None:
         values = node.writer.defined(
             like, groups, Reduce(op, inner, call("where", held, other, outermost(x, op))), name
         )
-        found: Expr = call("eq", other, values.at([position(group) for group in groups]))
+        found: Expr = call("eq", other, values.at(places))
         if x.is_real:
             found = either(found, call("ne", other, other))
         place = call("where", both(held, found), Axis(inner), Const(-1))
