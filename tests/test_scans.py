@@ -342,6 +342,24 @@ def test_a_proof_of_another_part_is_refused(where: str) -> None:
     assert not examine(replace(proof, kernels=(replace(only, walks=walks),))).ok
 
 
+def test_a_registered_recurrence_is_scanned_forwards() -> None:
+    """Of parts that combine in their order alone."""
+    law = {"args": "a, b", "state": "p, h", "lift": "a, b", "identity": "1, 0", "result": "h"}
+    eq.reduction("recurred", combine="p1 * p2, h1 * p2 + h2", why="h = a h + b, from 0", replace=True, **law)
+    body = "recurred[k](where(k {} j, w[i,k], 1), where(k {} j, x[i,k], 0))"
+    forwards = eq.compile(f"{PREFIX}{body.format('<=', '<=')}\nreturn y", native="off", prefer="scan")
+    tensors = inputs(3, 50)
+    x, w = tensors["x"], tensors["w"]
+    h, wanted = torch.zeros(3), torch.empty(3, 50)
+    for at in range(50):
+        h = w[:, at] * h + x[:, at]
+        wanted[:, at] = h
+    assert forwards.certificate.ok and compiler.derivation(forwards.derived, forwards.plan, {}).check().ok
+    torch.testing.assert_close(forwards(x=x, w=w), wanted)
+    with pytest.raises(ScheduleError):
+        eq.compile(f"{PREFIX}{body.format('>=', '>=')}\nreturn y", native="off", prefer="scan")
+
+
 # -- as torch has them -----------------------------------------------------------------------------
 
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
