@@ -64,6 +64,8 @@ PROGRAMS: dict[str, str] = {
     "folded again": "j: axis[k]\nc[i,j] = sum[k](where(k <= j, x[i,k], 0))\ny[i] = max[j](c[i,j])",
     "two walks of one kernel": "j: axis[k]\na[i,j] = sum[k](where(k <= j, x[i,k], 0))\n"
     "y[i,j] = max[k](where(k <= j, x[i,k], -inf)) - a[i,j]",
+    "with and without another fold": "j: axis[k]\na[i,j] = sum[k](where(k <= j, x[i,k], 0))\n"
+    "y[i,j] = a[i,j] / sum[k](sq(x[i,k]))",
     "both directions": "j: axis[k]\na[i,j] = sum[k](where(k <= j, x[i,k], 0))\n"
     "y[i,j] = a[i,j] * sum[k](where(k >= j, x[i,k], 0))",
     "along the first axis": "i: axis[k]\ny[i,j] = sum[k](where(k <= i, x[k,j], 0))",

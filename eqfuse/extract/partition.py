@@ -321,12 +321,11 @@ class Partition:
         return scanned(reduce, self.alike)
 
     def _find_scans(self, outputs: Sequence[Output], stored: dict[Expr, Output]) -> None:
-        """Adds the prefixes that are stored: all but those that an output reads, and no other reduction, along the axis of whose
-        positions they are prefixes."""
-        kept: set[Reduce] = set()
-        for output in outputs:
-            if self._prefix(output) is not None:
-                kept.update(self._prefixes([output.expr]))
+        """Adds the prefixes that are stored: all but those that are read by outputs alone which read no other reduction, along the
+        axis of whose positions they are prefixes."""
+        apart = [output for output in outputs if self._prefix(output) is None]
+        kept = {r for output in outputs if output not in apart for r in self._prefixes([output.expr])}
+        kept -= set(reductions(*(output.expr for output in apart)))
         seen: set[Reduce] = set()
 
         def visit(roots: Iterable[Expr], above: Scanned | None) -> None:

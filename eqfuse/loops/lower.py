@@ -206,10 +206,10 @@ class _KernelLowering:
         axis, prefix = group.axis, group.prefix
         assert prefix is not None
         self._groups(build, [each for each in plan.groups if each is not scan])
-        place, mirrored = Axis(axis), call("sub", call("sub", Size(axis), Const(1)), Axis(axis))
+        first, last = Axis(axis), call("sub", call("sub", Size(axis), Const(1)), Axis(axis))
         here: Mapping[str, Expr] = {
-            axis: mirrored if prefix.backwards else place,
-            prefix.at: mirrored if prefix.backwards != prefix.mirrored else place,
+            axis: last if prefix.backwards else first,
+            prefix.at: last if prefix.backwards != prefix.mirrored else first,
         }
 
         def placed(expr: Expr) -> Expr:
