@@ -232,8 +232,8 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
     from eqfuse.extract.partition import Partition
 
     search = PlanSearch(derived.program, asked.dtypes, asked.device, derived.nests)
-    same = alike(derived.program)
-    partition = Partition(derived.order, asked.extents, same, few=asked.device.sms // IDLE)
+    same, dtypes = alike(derived.program), {**program_dtypes(derived.program), **asked.dtypes}
+    partition = Partition(derived.order, asked.extents, same, dtypes, few=asked.device.sms // IDLE)
     if derived.over is not None:
         if asked.prefer != "multi_pass":
             raise derived.over

@@ -88,6 +88,9 @@ LINEAR: dict[str, str] = {
 }
 """Programs of which factors leave the prefix: quadratic as they are written."""
 
+NESTED = "j: axis[k]\ny[i,j] = sum[k](where(k < j, sum[e](where(k < j, x[i,k] * u[i,e], 0)), 0)) * x[i,j]\nreturn y"
+"""A mask inside of a sum over another axis."""
+
 REFUSED: dict[str, str] = {
     "a window": f"{PREFIX}sum[k](where((k <= j) & (k > j - 3), x[i,k], 0))",
     "what is read at the position": f"{PREFIX}sum[k](where(k <= j, abs(x[i,j] - x[i,k]), 0))",
@@ -199,6 +202,13 @@ def test_factors_leave_the_prefix(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert compiler.derivation(kernel.derived, kernel.plan, {}).check().ok
     wanted = expected(source, tensors).double()
     assert float((found - wanted).norm() / wanted.norm()) < 1e-5
+
+
+def test_a_mask_inside_of_another_sum() -> None:
+    kernel = eq.compile(NESTED, native="off", prefer="scan")
+    assert scan_of(kernel) and kernel.derivation.check().ok
+    tensors = given(kernel, inputs(3, 9))
+    torch.testing.assert_close(kernel(**tensors), expected(NESTED, tensors).float(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_nest_of_a_prefix_is_one_loop() -> None:
@@ -439,6 +449,19 @@ def test_special_values(native: str) -> None:
         torch.testing.assert_close(kernel(x=x), torchs(x, 1), equal_nan=True)
     kernel = eq.compile(text("maximum"), native=native, prefer="scan")
     torch.testing.assert_close(kernel(x=x), torch.cummax(x, 1).values, equal_nan=True)
+
+
+@pytest.mark.parametrize("mask", ["k < j", "k <= j"])
+def test_integers_of_an_empty_prefix_are_infinite(mask: str) -> None:
+    """As the program says: no integer is."""
+    kernel = eq.compile(f"x: i64[i,k]\n{PREFIX}max[k](where({mask}, x[i,k], -inf))\nreturn y", native="off")
+    x = torch.tensor([[3, 1, 4, 1, 5], [-9, 2, -6, 5, 3]])
+    wanted = torch.cummax(x, 1).values.float()
+    if mask == "k < j":
+        wanted = torch.cat((torch.full((2, 1), -torch.inf), wanted[:, :-1]), 1)
+    found = kernel(x=x)
+    assert isinstance(found, torch.Tensor) and kernel.certificate.ok
+    torch.testing.assert_close(found.float(), wanted)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1)])

@@ -38,6 +38,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.prefixes import Extents, Prefix, Scanned, scanned
+from eqfuse.terms.types import kind
 
 NOMINAL_BLOCK = 64
 """Positions per grid block, as far as deciding what is computed again by every block goes."""
@@ -248,11 +249,13 @@ class Partition:
     factors of products that were cast are stored in that dtype instead of being made by every block; with
     `stores_statistics`, every reduction that is no larger than what it reads, and that blocks would compute again, or that
     at most `few` blocks would compute, which leave the device mostly idle. With `scans`, prefixes are scanned: each has a kernel
-    that stores it, or the output that alone reads it. `alike` are the extents of axes, as far as two have the same."""
+    that stores it, or the output that alone reads it. `alike` are the extents of axes, as far as two have the same, `dtypes`
+    those of tensors and scalars."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
     alike: Extents = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     recompute_share: float = RECOMPUTE_SHARE
     lift_limit: int = LIFT_LIMIT
     inner_limit: int = INNER_LIMIT
@@ -318,7 +321,14 @@ class Partition:
     # -- what is materialised ----------------------------------------------------------------------
 
     def _scanned(self, reduce: Reduce) -> Scanned | None:
-        return scanned(reduce, self.alike)
+        """How a reduction is a prefix. An axis of ranks is at hand as a whole, and none is walked; an empty prefix of integers has no
+        infinity, which the program may have put there."""
+        found = scanned(reduce, self.alike)
+        if found is None or {found.prefix.at, reduce.axis} & rank_axes(reduce):
+            return None
+        if not found.prefix.exclusive:
+            return found
+        return found if kind(found.whole, self.dtypes) == kind(reduce, self.dtypes) else None
 
     def _find_scans(self, outputs: Sequence[Output], stored: dict[Expr, Output]) -> None:
         """Adds the prefixes that are stored: all but those that are read by outputs alone which read no other reduction, along the
@@ -594,7 +604,9 @@ class Partition:
         wholes: dict[Expr, Expr] = {r: scan.along(axis) for r, scan in scans.items() for axis in scanned_axes}
         outputs = [replace(o, expr=replaced(o.expr, wholes)) for o in outputs]
         passes: dict[tuple[int, str], list[Reduce]] = {}
-        members = self._members(list(wholes.values()) or [output.expr for output in outputs])
+        members: Collection[Reduce] = self._members(list(wholes.values()) or [o.expr for o in outputs])
+        walked = scanned_axes | {scan.prefix.at for scan in scans.values()}
+        members = {r: None for r in members if r.axis in scanned_axes or walked.isdisjoint(free_axes(r))}
         for reduce, stage in _stages(members).items():
             passes.setdefault((stage, reduce.axis), []).append(reduce)
         found: list[AxisPass] = []

@@ -181,7 +181,9 @@ def normal(root: Term, axis: str | None = None, *, guards: bool = True, ordered:
             return b if a is ZERO else a
         if not guards and (a is opposite(b) or b is opposite(a)):
             return ZERO
-        return term("Add", (), (a, b) if ordered else tuple(sorted((a, b), key=id)))
+        if ordered:  # -a + b is written b - a
+            return term("Add", (), (b, a) if a.head == "Neg" and b.head != "Neg" else (a, b))
+        return term("Add", (), tuple(sorted((a, b), key=id)))
 
     return transform(root, step)
 
@@ -450,6 +452,8 @@ def _chosen(node: Term) -> Term:
         case "Mul", _, (a, b) if a is ZERO or b is ZERO:
             return ZERO
         case "Cast", _, (a,) if a is ZERO or a is low:
+            return a
+        case "Red", (op, *_), (a,) if op in REDUCTIONS and a is _identity(op)[0]:
             return a
     return node
 
