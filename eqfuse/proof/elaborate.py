@@ -332,7 +332,8 @@ def over_where(root: Term, axis: str, where: str, extents: Extents) -> Term:
     """`root`, its leaves looked into, with the folds over an axis, or one of the same extent, to which only those of its positions
     add that fulfil a condition as folds over this part, in which the condition holds."""
     wanted = part_of(opened(term("Leaf", (where,))), axis, extents)
-    assert wanted is not None
+    if wanted is None:
+        return root
     positions = {normal(opened(reading(k))): reading(v) for k, v in positions_of(wanted, axis).items()}
 
     def is_alike(other: str) -> bool:
@@ -377,10 +378,9 @@ def over_where(root: Term, axis: str, where: str, extents: Extents) -> Term:
         if node.head != "Red" or not is_alike(node.words[1]) or node.words[2] != "ALL":
             return node
         op, over, (body,) = node.words[0], node.words[1], node.args
-        outside = _packed(supposed(body, over, False))
-        held = supposed(body, over, True)
+        outside, held, none = _packed(supposed(body, over, False)), supposed(body, over, True), _identity(op)
         never = op == "max" and not wanted.exclusive and _is_below(outside[0], held, over)
-        if not never and any(a is not b for a, b in zip(outside, _identity(op), strict=False)):
+        if not never and outside[: len(none)] != none:
             return node
         inside = _at_axis(held, over, axis)
         return term("Red", (op, axis, where), (placed(inside),))
