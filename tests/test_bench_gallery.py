@@ -28,7 +28,8 @@ APART = {
 @pytest.mark.slow(but=["welford", "colbert"])
 @pytest.mark.parametrize("name", GALLERY)
 def test_a_program_is_verified_and_gives_what_torch_gives(name: str) -> None:
-    entry, kernel = GALLERY[name], gallery_page.kernel(name)
+    entry = GALLERY[name]
+    kernel = gallery_page.kernel.__wrapped__(name)  # one of its own: its calls plan for their sizes
     case = entry.cases["small"]
     assert kernel.plan.schedule == "rolling" and kernel.certificate.ok
     said = [reason.partition(" (line ")[0] for reason in kernel.why_not()]
