@@ -26,6 +26,7 @@ from eqfuse.terms.nodes import (
     Size,
     call,
     free_axes,
+    once,
     replaced,
     transform,
     walk,
@@ -107,6 +108,7 @@ class Scanned:
         return found
 
 
+@once
 def alike(program: Program) -> Extents:
     """The extents of the axes of a program: those that it declares, and those of the dimensions that axes are read along."""
     shared: dict[object, str] = {}

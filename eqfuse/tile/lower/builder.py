@@ -233,8 +233,12 @@ class Builder:
                 None not in numbers
             ):  # printed, they would be an expression of Python, whose integers do not wrap
                 return self.constant(int(integers.call(fn, tuple(map(np.array, numbers)))), dtype)
-        dims = self.ordered(axis for arg in cast for axis in arg.dims)
-        operands = tuple(self.align(arg, dims) if arg.dims else arg for arg in cast)
+        return self.reconciled(fn, cast, dtype, hint)
+
+    def reconciled(self, fn: str, args: Sequence[ir.Value], dtype: str, hint: str) -> ir.Value:
+        """An elementwise function of operands that have their dtypes already, their dims reconciled."""
+        dims = self.ordered(axis for arg in args for axis in arg.dims)
+        operands = tuple(self.align(arg, dims) if arg.dims else arg for arg in args)
         return self.emit(ir.Elementwise(fn, operands), dims, dtype, hint)
 
     def integer(self, fn: str, left: ir.Value, right: ir.Value, hint: str = "n") -> ir.Value:

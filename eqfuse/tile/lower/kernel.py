@@ -20,7 +20,7 @@ from eqfuse.tile.lower.expressions import Expressions
 from eqfuse.tile.lower.ranges import Partition, Segment
 from eqfuse.tile.lower.reads import Reads
 from eqfuse.tile.lower.types import Type, Types
-from eqfuse.tile.nodes import Carried, Elementwise, Kernel, Store, Value
+from eqfuse.tile.nodes import Carried, Kernel, Store, Value
 from eqfuse.tile.walk import pruned
 
 
@@ -87,10 +87,7 @@ class KernelLowering:
         if name in self._sums and not closed:
             build, (seen, rest) = self._build, self._sums[name]
             more = build.cast(self._expressions.value(rest), seen.dtype)
-            dims = build.ordered((*seen.dims, *more.dims))
-            parts = tuple(build.align(part, dims) if part.dims else part for part in (seen, more))
-            total = build.emit(Elementwise("add", parts), dims, seen.dtype, _readable(name))
-            self._totals[name] = total
+            self._totals[name] = total = build.reconciled("add", (seen, more), seen.dtype, _readable(name))
             build.bind(name, Binding(build.cast(total, build.accumulate), None))
             return
         for axis in closed:

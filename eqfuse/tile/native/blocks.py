@@ -15,8 +15,8 @@ from eqfuse.extract.machine import cache_bytes, cores
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.functions import SPECIAL
-from eqfuse.tile.native.nodes import Blocks, Define, Item, Put
-from eqfuse.tile.native.order import LANES, flat, nesting, strided
+from eqfuse.tile.native.nodes import Blocks, Define, Item
+from eqfuse.tile.native.order import LANES, access, flat, nesting, strided
 from eqfuse.tile.native.plain import plain
 from eqfuse.tile.nodes import Dot, Elementwise, FoldTile, Kernel, LoadTile, ReduceTile, TileProgram
 
@@ -153,7 +153,7 @@ def _rows_walked(kernel: Kernel, items: Sequence[Item]) -> dict[str, int]:
     beside: set[str] = set()
     size = 1
     for item in inside:
-        index = item.store.index if isinstance(item, Put) else getattr(item.op, "index", ())
+        index = access(item)
         if index:
             (beside if index[-1].dims else found).update(grid.intersection(item.dims))
         if isinstance(item, Define) and isinstance(item.op, Elementwise) and item.op.fn in SLOW:

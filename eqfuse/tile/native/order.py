@@ -80,7 +80,8 @@ def _values(item: Define | Put) -> tuple[str, ...]:
     return item.value.dims if isinstance(item, Define) else ()
 
 
-def _access(item: Define | Put) -> tuple[Value, ...] | None:
+def access(item: Define | Put) -> tuple[Value, ...] | None:
+    """The index that a definition loads at, or a store stores at; None of what does neither."""
     match item:
         case Define(op=LoadTile(index=index)):
             return index
@@ -101,7 +102,7 @@ def _costs(
             continue
         elements = prod(lengths[dim] for dim in over)
         of = costs.setdefault(over, dict.fromkeys(over, 0.0))
-        index = _access(item)
+        index = access(item)
         last = plain.get(index[-1].name) if index else None
         folded = _folded(item)
         for dim in over:
@@ -124,7 +125,7 @@ def _pairs(items: Sequence[Define | Put], plain: Mapping[str, str]) -> dict[tupl
     """How often one dim stands before another in memory."""
     pairs: dict[tuple[str, str], int] = {}
     for item in items:
-        axes = [plain[at.name] for at in _access(item) or () if at.name in plain]
+        axes = [plain[at.name] for at in access(item) or () if at.name in plain]
         for k, first in enumerate(axes):
             for second in axes[k + 1 :]:
                 pairs[first, second] = pairs.get((first, second), 0) + 1
