@@ -333,8 +333,8 @@ def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
         return Outcome("mismatch", f"{kernel.plan.schedule}, a later call: {wrong}")
     verified, own = {kernel.compiled.chosen.nest}, kernel.compiled
     if (
-        own.collapsed is not None
-    ):  # the call has run a program with fewer axes; the schedules are those of this one
+        own.views is not None
+    ):  # the call has run a program of sorted positions or fewer axes; the schedules are those of this one
         shapes = {name: tuple(tensor.shape) for name, tensor in call.tensors.items()}
         sizes = bind(program, shapes, call.sizes, call.scalars)
         own = compiler.pipeline(derived, sizes, call.dtypes, device)

@@ -17,9 +17,9 @@ from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig, Plan, Roles
 from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.results import Certifying
-from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.views import Views
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.verify.certificate import REQUESTED, Certificate
 from eqfuse.verify.refusal import MORE, TRUST, refused
@@ -153,7 +153,7 @@ def certifying(
         checks.scalars,
         results.folds_in_order(*(output.expr for output in program.outputs)),
         _small_roles(plan.roles) if plan else (),
-        derived.collapsed,
+        derived.views,
         (checks.limits.megabytes, checks.limits.seconds),
     )
 
@@ -166,7 +166,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     from eqfuse.verify.check import check_stages
     from eqfuse.verify.shrink_constants import ShrunkConstants
     from eqfuse.verify.sizes import small_extents
-    from eqfuse.verify.stages import collapsed_stages, stages_of
+    from eqfuse.verify.stages import stages_of, viewed_stages
 
     program = subject.program
     exprs = [output.expr for output in program.outputs]
@@ -175,7 +175,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         special = "ignored"
 
     def compared(
-        program: Program, outputs: tuple[Output, ...], nest: Nest, collapsed: CollapsedAxes | None = None
+        program: Program, outputs: tuple[Output, ...], nest: Nest, views: Views | None = None
     ) -> tuple[Certificate, tuple[str, ...]]:
         tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
         forms: list[RolesProgram] = []
@@ -186,11 +186,11 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         stages = partial(stages_of, program, prepared, nest, tiles, forms)
         source, first = (
             program,
-            stages(small_extents(program, subject.scalars), 0) if collapsed is None else [],
+            stages(small_extents(program, subject.scalars), 0) if views is None else [],
         )
-        if collapsed is not None:
-            source, stages = collapsed.source, partial(collapsed_stages, collapsed, stages)
-            small = small_extents(source, subject.scalars) | collapsed.few
+        if views is not None:
+            source, stages = views.source, partial(viewed_stages, views, stages)
+            small = small_extents(source, subject.scalars) | views.few
             turns = (stage for turn in range(len(tiles)) for stage in stages(small, turn))
             first = list({stage.name: stage for stage in turns}.values())
         certificate = check_stages(
@@ -202,12 +202,12 @@ def examined(subject: Certifying, device: Device) -> Certificate:
             special=special,
             bound=subject.bound,
             elsewhere=lambda sizes, number: stages(sizes, number + 1),
-            beside=() if collapsed is None else (prepared,),
+            beside=() if views is None else (prepared,),
             limits=Limits(*subject.limits),
         )
         return certificate, passes_of((*tiles, *forms))
 
-    certificate, passes = compared(program, subject.outputs, subject.nest, subject.collapsed)
+    certificate, passes = compared(program, subject.outputs, subject.nest, subject.views)
     shrunk = ShrunkConstants.of(program, subject.outputs, subject.nest)
     if shrunk is not None and certificate.counterexample is None:
         near, _ = compared(shrunk.program, shrunk.outputs, shrunk.nest)
@@ -217,7 +217,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         certificate,
         unverified=assumptions(exprs) + subject.trusted + lost,
         rules=subject.added,
-        passes=(*(subject.collapsed.passes if subject.collapsed else ()), *passes),
+        passes=(*(subject.views.passes if subject.views else ()), *passes),
     )
 
 

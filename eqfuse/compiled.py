@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.devices import Device
 from eqfuse.fast_dataclass import dataclass
-from eqfuse.terms.collapse_axes import CollapsedAxes
+from eqfuse.terms.views import Views
 from eqfuse.threads import cached
 from eqfuse.tile.nodes import TileProgram
 
@@ -62,8 +62,8 @@ class Candidates(Sequence[Candidate]):
 
 @dataclass(frozen=True)
 class Compiled:
-    """One shape's result: the candidates, the chosen one, its tile program, and its roles where it has some. `collapsed` says which
-    axes of the program that was asked for are one here."""
+    """One shape's result: the candidates, the chosen one, its tile program, and its roles where it has some. `views` is how it takes
+    the tensors of the program that was asked for."""
 
     candidates: Sequence[Candidate]
     chosen: Candidate
@@ -72,7 +72,7 @@ class Compiled:
     extents: Mapping[str, int]
     device: Device
     roles: RolesProgram | None = None
-    collapsed: CollapsedAxes | None = None
+    views: Views | None = None
 
     @property
     def asked(self) -> Asked:

@@ -39,7 +39,9 @@ from eqfuse.terms.nodes import Output, Program, Reassociate, Reduce
 from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show_program
+from eqfuse.terms.segments import segments
 from eqfuse.terms.types import check_indices, program_dtypes
+from eqfuse.terms.views import Views
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.printer import show as show_tiles
 
@@ -123,13 +125,27 @@ def rederived(program: Program, timings: Timings | None = None) -> Derived:
 def of_views(derived: Derived, layouts: Layouts) -> Derived | None:
     """The program of tensors that lie so, with dimensions in this order and adjacent axes collapsed, derived anew under the rules of the first
     time; None where that is the program itself."""
-    program = derived.program
-    found = with_views(program, layouts)
+    found = with_views(derived.program, layouts)
     if found is None:
         return None
+    made = _derived_anew(derived, found.program)
+    views = derived.views or Views()
+    return replace(made, views=replace(views, collapsed=replace(found, program=made.program)))
+
+
+def of_segments(derived: Derived) -> Derived | None:
+    """The program of sorted positions, derived anew under the rules of the first time; None where no reduction is over positions that a
+    key selects."""
+    found = segments(derived.program)
+    if found is None:
+        return None
+    made = _derived_anew(derived, found.program)
+    return replace(made, views=Views(segments=replace(found, program=made.program)))
+
+
+def _derived_anew(derived: Derived, program: Program) -> Derived:
     with derived.scope.entered():
-        made = derive_like(program, show_program(found.program), made=True)
-    return replace(made, collapsed=replace(found, program=made.program))
+        return derive_like(derived.program, show_program(program), made=True)
 
 
 def pipeline(
@@ -153,7 +169,7 @@ def pipeline(
     if roles is not None:
         debug.show(5, "roles", lambda: roles)
 
-    compiled = Compiled(found, ready, tile, dtypes, extents, device, roles, derived.collapsed)
+    compiled = Compiled(found, ready, tile, dtypes, extents, device, roles, derived.views)
     if checks is not None:
         certificate = certify(derived, compiled, checks)
         debug.show(6, "certificate", lambda: certificate)

@@ -18,9 +18,9 @@ from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.printer import MergeText
 from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
-from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.types import program_dtypes
+from eqfuse.terms.views import Views
 from eqfuse.threads import Lock
 from eqfuse.verify.certificate import Certificate
 
@@ -77,7 +77,7 @@ class Derived:
     `scope`: the rules they were rewritten by.
     `unfinished`: how the budget of rewriting ended; empty where it did not.
     `over`: the limit of memory or time that a derivation reached: nothing more is derived, and the program runs as written.
-    `collapsed`: which axes of the program that was written were collapsed to those of this one.
+    `views`: how this program takes the tensors of the one that was written, where it was made of that.
     `groups`: the merges of each pass over an axis.
     `nests`, `derivations`, `certificates`: by plan.
     `specialized`: the kernels of a plan in roles, or why there are none.
@@ -91,7 +91,7 @@ class Derived:
     scope: RuleScope = SHIPPED_ALONE
     unfinished: str = ""
     over: OverLimit | None = None
-    collapsed: CollapsedAxes | None = None
+    views: Views | None = None
     _apart: tuple[Output, ...] | None = None
     _in_order: dict[tuple[Output, ...], tuple[Output, ...]] = field(default_factory=dict)
     groups: dict[AxisPass, Group] = field(default_factory=dict)

@@ -134,7 +134,8 @@ class Kernel:
         """Resets the caches of calls and of what is loaded on devices."""
         self._calls = Calls(Runners(self._shapes, mode_named(self.native)))
         chunker = self._chunker if self.divides and self.prefer is None else None
-        self._routes = Routes(self._calls, self._joint_calls, chunker)
+        self._sorted: Kernel | None = None
+        self._routes = Routes(self._calls, self._sorted_routes, self._joint_calls, chunker)
         self._constants = (
             Constants(self.program, self.constants, self._like, self._is_equal) if self.constants else None
         )
@@ -156,6 +157,17 @@ class Kernel:
             self.program, self.scalars, self.bound, lambda text: replace(self._like(text), divides=False)
         )
 
+    def _sorted_routes(self) -> Routes | None:
+        """Routes of the program of sorted positions."""
+        with self._lock:
+            if self._sorted is None and self.derived.views is None:
+                derived = compiler.of_segments(self.derived)
+                if derived is not None:
+                    self._sorted = replace(
+                        self, derived=derived, prefer=None, first=None, at_once=False, constants=()
+                    )
+        return None if self._sorted is None else self._sorted._routes
+
     def _joint_calls(self, layouts: Layouts, extents: Mapping[str, int]) -> Calls | None:
         """Calls of the program of views of tensors that lie so; its first plan is made for these extents."""
         joint = self._of_views(layouts, extents)
@@ -169,40 +181,49 @@ class Kernel:
 
     def _of_views(self, layouts: Layouts, extents: Mapping[str, int]) -> Kernel | None:
         """The kernel of the program of views of tensors that lie so; None where that is the program itself."""
-        if self.derived.collapsed is not None:
+        views = self.derived.views
+        if views is not None and views.collapsed is not None:
             return None
         with self._lock:
             if layouts not in self._joints:
                 derived, joint = compiler.of_views(self.derived, layouts), None
-                if derived is not None and derived.collapsed is not None:
-                    first = derived.collapsed.extents(extents)
+                if derived is not None and derived.views is not None and derived.views.collapsed is not None:
+                    first = derived.views.collapsed.extents(extents)
                     joint = replace(self, derived=derived, prefer=None, first=first, constants=())
                 self._joints[layouts] = joint
         return self._joints[layouts]
 
     @property
     def _made_of_views(self) -> tuple[Kernel, ...]:
-        return tuple(joint for joint in self._joints.values() if joint is not None)
+        joints = [joint for joint in self._joints.values() if joint is not None]
+        of_segments = () if self._sorted is None else (self._sorted, *self._sorted._made_of_views)
+        return (*joints, *of_segments)
 
     @property
     def _shown(self) -> Kernel:
         """The kernel that ran the last call."""
         if self._constants is not None and self._constants.latest is not None:
             return self._constants.latest.rest.kernel._shown  # type: ignore[attr-defined, no-any-return]
-        form = self._current.collapsed
-        joint = None if form is None else self._joints.get(form.layouts)
-        if joint is None:
+        ran, own = self._current.views, self.derived.views
+        other: Kernel | None = None
+        if ran is not None and ran.segments is not None and own is None:
+            other = self._sorted
+        elif ran is not None and ran.collapsed is not None:
+            other = self._joints.get(ran.collapsed.layouts)
+        if other is None or other is self:
             return self
-        joint._current = self._current
-        return joint
+        other._current = self._current
+        return other._shown
 
     @property
     def _general(self) -> Compiled:
         """The plan of the program as it was given, for the sizes of the last call."""
         found = self._current
-        if found.collapsed is None or self.derived.collapsed is not None:
+        if found.views == self.derived.views:
             return found
-        return self._shapes.compile(self._extents, found.dtypes, found.device)
+        own = program_dtypes(self.program)
+        dtypes = {**own, **{name: dtype for name, dtype in found.dtypes.items() if name in own}}
+        return self._shapes.compile(self._extents, dtypes, found.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device, and with the registered reductions that the program uses."""
@@ -216,6 +237,7 @@ class Kernel:
                 "_current": self._general,
                 "_calls": None,
                 "_routes": None,
+                "_sorted": None,
                 "_constants": None,
             }
             exprs = (output.expr for output in self.program.outputs)

@@ -41,6 +41,8 @@ from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.folds import Fold, folds_in
 from eqfuse.terms.nodes import Expr, Output, Program, Reduce
 from eqfuse.terms.prefixes import Prefix
+from eqfuse.terms.segments import Segments, Sort
+from eqfuse.terms.views import Views
 from eqfuse.verify.certificate import Certificate, StageReport
 
 Value = TypeVar("Value")
@@ -74,8 +76,8 @@ class Merging:
 class Certifying:
     """What is verified: the nest, and the outputs that it was made of, against the program. `single` are for each kernel
     the axes that have one position per program instance; `loses_infinities` is the plan's; `trusted` is declared of rules
-    that were used, `added` are those that somebody added; `roles` are the plan's; `collapsed` has the program as it was asked for,
-    where axes of it were collapsed; `limits` are the megabytes and seconds that it may take."""
+    that were used, `added` are those that somebody added; `roles` are the plan's; `views` have the program as it was asked for,
+    where this one was made of it; `limits` are the megabytes and seconds that it may take."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -91,7 +93,7 @@ class Certifying:
     scalars: Mapping[str, float]
     folds: tuple[Fold, ...]
     roles: tuple[Roles | None, ...] = ()
-    collapsed: CollapsedAxes | None = None
+    views: Views | None = None
     limits: tuple[int, int] = (0, 0)
 
 
@@ -198,6 +200,9 @@ CODEC = Codec(
             plans.Plan,
             plans.Range,
             plans.Term,
+            Segments,
+            Sort,
+            Views,
         )
         + (Block, Roles, Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport)
         + (Rewriting, Merging, Planning, Reaching, Pricing, Differentiating, Certifying)

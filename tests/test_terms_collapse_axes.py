@@ -22,6 +22,7 @@ from eqfuse.terms.nodes import Call, Expr, Reduce, Size, transform
 from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import program_dtypes
+from eqfuse.terms.views import Views
 
 BATCH_NORM = """
 m[c] = mean[n,h,w](x[n,c,h,w])
@@ -164,7 +165,9 @@ def test_dimensions_are_in_the_order_of_memory(name: str) -> None:
     for _ in range(3):  # looked at, remembered, called again
         x = make()
         torch.testing.assert_close(kernel(x=x), x.var(dim=(1, 2), correction=0), rtol=1e-4, atol=1e-6)
-        assert (None if (form := kernel._current.collapsed) is None else str(form)) == wanted
+        assert (
+            None if (form := (kernel._current.views or Views()).collapsed) is None else str(form)
+        ) == wanted
     assert wanted is None or wanted in str(kernel.certificate)
 
 
@@ -172,16 +175,19 @@ def test_seams_leave_other_axes_to_be_collapsed() -> None:
     kernel = eq.compile("y = sum[a,b,c](x[a,b,c])", target="cpu", native="off")
     x = torch.randn(4, 30, 6)[:, :, 1:]
     torch.testing.assert_close(kernel(x=x), x.sum())
-    assert str(kernel._current.collapsed) == "a and b as a_b"
+    assert str((kernel._current.views or Views()).collapsed) == "a and b as a_b"
     torch.testing.assert_close(kernel(x=torch.ones(4, 30, 6)), torch.tensor(720.0))
-    assert str(kernel._current.collapsed) == "a and b and c as a_b_c" and len(kernel.regions) == 2
+    assert (
+        str((kernel._current.views or Views()).collapsed) == "a and b and c as a_b_c"
+        and len(kernel.regions) == 2
+    )
 
 
 def test_matrix_products_take_dimensions_as_they_are() -> None:
     kernel = eq.compile("C[i,j] = sum[k](A[i,k] * B[k,j])", target="cpu", native="off")
     A, B = torch.randn(7, 5).t(), torch.randn(3, 7).t()
     torch.testing.assert_close(kernel(A=A, B=B), A @ B)
-    assert kernel._current.collapsed is None
+    assert kernel._current.views is None
 
 
 def test_rows_of_what_is_reduced_are_collapsed() -> None:
@@ -248,7 +254,7 @@ def test_a_wrong_join_is_not_verified(name: str) -> None:
     found = collapse_axes(parse(f"{DECLARED}v[b] = var[s,d](x[b,s,d] * z[s,d])"))
     assert found is not None
     wrong = MISTAKES[name](found) if name else found
-    derived: Derived = replace(compiler.rederived(wrong.program), collapsed=wrong)
+    derived: Derived = replace(compiler.rederived(wrong.program), views=Views(collapsed=wrong))
     dtypes = program_dtypes(wrong.program)
     compiled = compiler.pipeline(derived, {"b": 8, "s_d": 60}, dtypes, device_named("cpu"))
     if not name:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from eqfuse.arguments import CallKey, Given, Tensors, as_given
 from eqfuse.calls.quick import Quick, quick
@@ -41,19 +43,30 @@ class CachedCall:
 @dataclass(frozen=True)
 class Routed:
     """How a call runs: by the program that was called, or by that of views (then `shapes` are those that the
-    outputs have apart), the arguments as it takes them, what is run of them, and the extents of the called program's axes."""
+    outputs have apart), the arguments as it takes them, what is run of them, and the extents of the called program's axes.
+    `as_taken` makes the values that a program of sorted positions takes of those of a call."""
 
     by: Calls
     given: Given
     special: Specialization
     extents: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]] | None = None
+    as_taken: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     def apart(self, results: Results) -> Results:
         """The outputs as the program that was called has them."""
         if self.shapes is None:
             return results
         return {name: made.view(self.shapes[name]) for name, made in results.items()}
+
+    def of_called(self, call: Call | None) -> Call | None:
+        """What runs calls of the program that was called, made of what runs those of this one. It holds no tensor."""
+        if call is None:
+            return None
+        if self.shapes is not None:
+            outputs = self.by.shapes.derived.program.outputs
+            call = _apart(call, [self.shapes[output.name] for output in outputs])
+        return call if self.as_taken is None else _sorted_first(call, self.as_taken)
 
 
 @dataclass
@@ -123,9 +136,7 @@ class Calls:
         if given.numpy or special.is_empty:
             key = None
         planned = None if key is None else by._planned(special, routed.given)
-        call = None if planned is None else by._planned_call(special, planned, routed.given)
-        if call is not None and routed.shapes is not None:
-            call = _apart(call, [routed.shapes[o.name] for o in self._derived.program.outputs])
+        call = None if planned is None else routed.of_called(by._planned_call(special, planned, routed.given))
         made = None if call is None else call(values, addresses)
         if key is not None and call is not None and made is not None:
             self._keep(key, CachedCall(special.compiled, call, routed.extents))
@@ -170,17 +181,17 @@ class Calls:
 
     def _remember(self, key: CallKey, routed: Routed) -> None:
         """Keeps what runs calls of a key. It holds nothing of this call but names and sizes: no input outlives its call."""
-        by, special, extents, shapes = routed.by, routed.special, routed.extents, routed.shapes
         names, numbers = tuple(routed.given.tensors), tuple(routed.given.scalars)
+        kind = replace(routed, given=Given({}, {}, None, numpy=False))
+        by, special, extents = kind.by, kind.special, kind.extents
 
         def second(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
             """Many kinds of calls come once: what runs the others is made at the second."""
-            tensors, scalars = ({name: values[name] for name in part} for part in (names, numbers))
-            call = by._call(special, Given(by._taken(tensors), scalars, None, numpy=False))
+            given = values if kind.as_taken is None else kind.as_taken(values)
+            tensors, scalars = ({name: given[name] for name in part} for part in (names, numbers))
+            call = kind.of_called(by._call(special, Given(by._taken(tensors), scalars, None, numpy=False)))
             if call is None:
                 return None
-            if shapes is not None:
-                call = _apart(call, [shapes[o.name] for o in by._derived.program.outputs])
             self._cached[key] = CachedCall(special.compiled, call, extents)
             self._last = self.quick = None
             return call(values, addresses)
@@ -189,7 +200,8 @@ class Calls:
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""
-        collapsed = self._derived.collapsed
+        views = self._derived.views
+        collapsed = None if views is None else views.collapsed
         return tensors if collapsed is None else collapsed.views(tensors) or tensors
 
     def _call(self, special: Specialization, given: Given) -> Call | None:
@@ -231,3 +243,14 @@ def _apart(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
         return tuple(each.view(shape) for each, shape in zip(made, shapes, strict=True))
 
     return apart
+
+
+def _sorted_first(call: Call, as_taken: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Call:
+    """What runs calls by one that takes sorted positions."""
+
+    def run(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+        with undisturbed():
+            taken = as_taken(values)
+        return call(taken, [value.data_ptr() for value in taken.values() if isinstance(value, torch.Tensor)])
+
+    return run

@@ -19,7 +19,7 @@ import torch
 from eqfuse.arguments import Arguments, CallKey
 from eqfuse.names import Names
 from eqfuse.rules.reassociate import is_made_of, reassociated
-from eqfuse.terms.extents import sizes_in
+from eqfuse.terms.extents import program_of
 from eqfuse.terms.nodes import (
     Axis,
     Expr,
@@ -28,7 +28,6 @@ from eqfuse.terms.nodes import (
     Program,
     Reduce,
     Scalar,
-    Size,
     Tensor,
     call,
     children,
@@ -230,7 +229,7 @@ def divided(
         )
     counts = {axis: names.fresh(f"size_{axis}") for axis in extents}
     of = {name: axis for axis, name in counts.items()}
-    return _of(program, kept, (), counts), _of(program, rest, tensors, counts), of
+    return program_of(program, kept, (), counts), program_of(program, rest, tensors, counts), of
 
 
 def _largest(
@@ -257,35 +256,3 @@ def _largest(
         else:
             waiting += reversed(children(node))
     return found
-
-
-def _of(
-    program: Program, outputs: Sequence[Output], added: Sequence[Tensor], sizes: Mapping[str, str]
-) -> Program:
-    """The program of some outputs, with what they read. The size of an axis that is not in it is an integer, by its name in
-    `sizes`."""
-    nodes = list(walk(*(output.expr for output in outputs)))
-    read = {node.tensor for node in nodes if isinstance(node, Load)}
-    numbers = {node.name for node in nodes if isinstance(node, Scalar)}
-    tensors = tuple(t for t in program.tensors if t.name in read)
-    axes = {axis for o in outputs for axis in o.axes} | {a for t in (*tensors, *added) for a in t.axes if a}
-    axes |= {node.name for node in nodes if isinstance(node, Axis)}
-    axes |= {node.axis for node in nodes if isinstance(node, Reduce)}
-    counts = {n: Scalar(sizes[n.axis]) for n in nodes if isinstance(n, Size) and n.axis not in axes}
-    outputs = [replace(output, expr=replaced(output.expr, counts)) for output in outputs]
-    integers = tuple(count.name for count in counts.values())
-    return replace(
-        program,
-        source="",
-        outputs=tuple(outputs),
-        tensors=(*tensors, *added),
-        scalars=(*(s for s in program.scalars if s in numbers), *integers),
-        integers=(*(s for s in program.integers if s in numbers), *integers),
-        integer_tensors=tuple(t for t in program.integer_tensors if t in read),
-        domains={axis: of for axis, of in program.domains.items() if axis in axes and of in axes},
-        lengths={axis: n for axis, n in program.lengths.items() if axis in axes},
-        computed={a: n for a, n in program.computed.items() if a in axes and axes.issuperset(sizes_in([n]))},
-        at_most=tuple(
-            pair for pair in program.at_most if {n.tensor for n in walk(*pair) if isinstance(n, Load)} <= read
-        ),
-    )

@@ -104,8 +104,30 @@ def bind(
         special, by = routed.special, routed.by
         results = by.prepared(routed)
         run = by.runners.held(special, routed.given, {o.name: results[o.name] for o in program.outputs})
+        if routed.as_taken is not None:
+            run = _sorted_anew(run, routed.as_taken, given, routed.given)
         made = routed.apart(results)
         return Launch(name, special.compiled, given, {o.name: made[o.name] for o in program.outputs}, run)
+
+
+def _sorted_anew(
+    run: Callable[[], None],
+    as_taken: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    given: Given,
+    taken: Given,
+) -> Callable[[], None]:
+    """What runs a launch on positions that are sorted by what the tensors hold then."""
+    values = {**given.tensors, **given.scalars}
+    made = [name for name in taken.tensors if name not in given.tensors]
+
+    def launch() -> None:
+        with undisturbed():
+            found = as_taken(values)
+            for name in made:
+                taken.tensors[name].copy_(found[name])
+        run()
+
+    return launch
 
 
 def _check_holdable(name: str, value: Any) -> None:

@@ -1,42 +1,56 @@
-"""Chooses how a call runs: the program as written, that of views of its tensors, or in chunks of an axis."""
+"""Chooses how a call runs: the program as written, that of sorted positions or of views of its tensors, or in chunks of an axis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from eqfuse import compiler
 from eqfuse.arguments import CallKey, Given
 from eqfuse.calls.call_cache import Calls, Routed
 from eqfuse.calls.specialization import Specialization
-from eqfuse.errors import VerificationError
+from eqfuse.compiled import Asked
+from eqfuse.derived import Derived
+from eqfuse.errors import ScheduleError, VerificationError
 from eqfuse.extract import call_estimate
 from eqfuse.extract.candidates import with_outputs
+from eqfuse.extract.cost import sort_seconds
+from eqfuse.limits import OverLimit
 from eqfuse.terms.collapse_axes import Layouts, collapse_axes, layouts
+from eqfuse.terms.parser import sized_axes
+from eqfuse.terms.segments import Segments, segments
+from eqfuse.terms.types import program_dtypes
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.differentiate.divide import ChunkedCall, Chunker
 
-MOST_CHUNKED = 256
-"""How many kinds of calls it is remembered of how they are divided."""
+MOST_KINDS = 256
+"""How many kinds of calls it is remembered of how they run."""
 
 
 @dataclass
 class Routes:
-    """Chooses original, axis-collapsed or chunked execution.
+    """Chooses original, sorted, axis-collapsed or chunked execution.
 
     `calls`: of the program as written.
+    `sorted`: gives the routes of the program of sorted positions; None where no reduction is over positions that a key selects.
     `joint`: gives the calls of the program of views of tensors that lie so, which is planned for the given extents first; None
     where that is the program itself.
     `make_chunker`: makes what splits calls into chunks.
     """
 
     calls: Calls
+    sorted: Callable[[], Routes | None]
     joint: Callable[[Layouts, Mapping[str, int]], Calls | None]
     make_chunker: Callable[[], Chunker] | None
     latest: ChunkedCall | None = None
     """How the last call was divided; None where it ran as a whole."""
     _chunker: Chunker | None = None
+    _is_sorted: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     _chunked: dict[int, tuple[Specialization, ChunkedCall | None]] = field(default_factory=dict)
 
     def routed(self, given: Given) -> Routed:
@@ -44,14 +58,20 @@ class Routes:
         that is another one."""
         calls, shapes = self.calls, self.calls.shapes
         program = shapes.derived.program
-        if shapes.prefer is not None or shapes.derived.collapsed is not None:
+        made_of = shapes.derived.views
+        if shapes.prefer is not None or (made_of is not None and made_of.collapsed is not None):
             return calls.routed(given)
+        if made_of is None and segments(program) is not None:
+            found = self._of_segments(given)
+            if found is not None:
+                return found
         lies = layouts(program, given.tensors)
         if not lies and collapse_axes(program) is None:
             return calls.routed(given)
         extents, _ = shapes.arguments.bound(given)
         joint = None if 0 in extents.values() else self.joint(lies, extents)
-        form = None if joint is None else joint.shapes.derived.collapsed
+        made = None if joint is None else joint.shapes.derived.views
+        form = None if made is None else made.collapsed
         views = None if form is None else form.views(given.tensors)
         if joint is None or form is None or views is None:
             return calls.routed(given)
@@ -65,6 +85,35 @@ class Routes:
         if self.make_chunker is not None and joint.shapes.stored(special) > call_estimate.MUCH:
             return calls.routed(given)
         return Routed(joint, taken, special, extents, form.shapes(extents))
+
+    def _of_segments(self, given: Given) -> Routed | None:
+        """A call of the program of sorted positions, where that is predicted to take less, its sorting included."""
+        shapes = self.calls.shapes
+        extents, dtypes = shapes.arguments.bound(given)
+        routes = None if 0 in extents.values() else self.sorted()
+        views = None if routes is None else routes.calls.shapes.derived.views
+        if routes is None or views is None or (form := views.segments) is None or not form.fits(extents):
+            return None
+        asked = Asked(extents, dtypes, shapes.target.of(given.tensors))
+        wanted = asked.device.name, *sorted(extents.items()), *sorted(dtypes.items())
+        if wanted not in self._is_sorted:
+            if len(self._is_sorted) >= MOST_KINDS:
+                self._is_sorted.clear()
+            with shapes.lock:
+                self._is_sorted[wanted] = _is_sooner(routes.calls.shapes.derived, form, shapes.derived, asked)
+        if not self._is_sorted[wanted]:
+            return None
+        as_taken = partial(form.taken, extents=extents)
+        values = as_taken({**given.tensors, **given.scalars})
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        scalars = {name: value for name, value in values.items() if name not in tensors}
+        own = form.extents(extents)
+        sizes = {axis: own[axis] for axis in sized_axes(form.program) if axis in own}
+        try:
+            routed = routes.routed(Given(tensors, scalars, sizes, given.numpy))
+        except VerificationError:  # the program as it is has a proof of its own, or tells why not
+            return None
+        return replace(routed, extents=extents, as_taken=as_taken)
 
     def run(
         self,
@@ -96,7 +145,20 @@ class Routes:
                 dtypes = with_outputs(shapes.derived.program, special.dtypes)
                 whole = shapes.estimate(special)
                 chunked = self._chunker.of(whole, values, special.extents, dtypes)
-                if len(self._chunked) >= MOST_CHUNKED:
+                if len(self._chunked) >= MOST_KINDS:
                     self._chunked.clear()
                 found = self._chunked[id(special)] = special, chunked
         return found[1]
+
+
+def _is_sooner(of_segments: Derived, form: Segments, written: Derived, asked: Asked) -> bool:
+    """Whether the program of sorted positions is predicted to take less than that which was written."""
+    extents = form.extents(asked.extents)
+    dtypes = {**asked.dtypes, **program_dtypes(form.program)}
+    dtypes = {tensor.name: dtypes[tensor.name] for tensor in form.program.tensors}
+    try:
+        seconds = compiler.predicted(of_segments, Asked(extents, dtypes, asked.device))
+        whole = compiler.predicted(written, asked)
+    except (ScheduleError, OverLimit):
+        return False
+    return seconds + sort_seconds(form.positions(asked.extents), asked.device) < whole

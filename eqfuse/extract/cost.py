@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Axes, KernelWork, MatrixProduct, Step, work_of
 from eqfuse.extract.mask_coverage import Coverage
+from eqfuse.extract.residuals import CPU
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, size_of, slowdowns
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.traffic import load_seconds
@@ -39,6 +40,12 @@ def total(kernels: Iterable[Sequence[Term]]) -> Cost:
         for term in terms:
             sums[term.name] = sums.get(term.name, 0.0) + term.seconds
     return Cost(tuple(Term(name, seconds) for name, seconds in sums.items()))
+
+
+def sort_seconds(positions: int, device: Device) -> float:
+    """The time in which torch sorts positions by a key and counts those before each segment."""
+    residuals = device.residuals if device.kind == "gpu" else CPU
+    return residuals.sort_call + residuals.sort_position * positions
 
 
 def overlapped(terms: Mapping[str, float], slowdown: float, hidden: float) -> dict[str, float]:

@@ -36,6 +36,9 @@ MATRIX = 256
 RAGGED = 16
 """Rows of a block that have lengths of their own, where no matrix product wants more: it walks as far as the longest."""
 
+SEGMENT = 16
+"""Positions of a tile at least, of an axis of which each row has a segment."""
+
 CONTIGUOUS = 2048
 """Positions along which memory is contiguous that a block starts from."""
 
@@ -60,6 +63,9 @@ def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
         & frozenset[str]().union(*(each.axes for each in ragged(kernel).values())) - sides
     ):
         limits[axis] = min(limits[axis], RAGGED)
+    for axis, data in ragged(kernel).items():  # a longer tile would be masked for the most part
+        if data.segment and axis in limits:
+            limits[axis] = min(limits[axis], max(SEGMENT, math.ceil(data.share({}, extents) * extents[axis])))
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
     walked = [
         a for a in blocks if a not in whole and a not in usage.units and a not in packed and limits[a] > 1

@@ -1,12 +1,27 @@
-"""Extents that a program makes of the sizes of other axes: `r: axis[N(n) + 1]`."""
+"""Extents that a program makes of the sizes of other axes, `r: axis[N(n) + 1]`; and programs of a part of what another one has."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from eqfuse.terms.nodes import Call, Const, Expr, Program, Size, walk
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Output,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    Tensor,
+    replaced,
+    walk,
+)
 
 SIZED = ("add", "sub", "mul", "floordiv", "mod")
 """What extents are made with."""
@@ -51,3 +66,35 @@ def with_computed(program: Program, extents: Mapping[str, int]) -> dict[str, int
         if count is not None:
             found |= {copy: count for copy in (axis, *(c for c, of in program.domains.items() if of == axis))}
     return found
+
+
+def program_of(
+    program: Program, outputs: Sequence[Output], added: Sequence[Tensor], sizes: Mapping[str, str]
+) -> Program:
+    """The program of some outputs, with what they read. The size of an axis that is not in it is an integer, by its name in
+    `sizes`."""
+    nodes = list(walk(*(output.expr for output in outputs)))
+    read = {node.tensor for node in nodes if isinstance(node, Load)}
+    numbers = {node.name for node in nodes if isinstance(node, Scalar)}
+    tensors = tuple(t for t in program.tensors if t.name in read)
+    axes = {axis for o in outputs for axis in o.axes} | {a for t in (*tensors, *added) for a in t.axes if a}
+    axes |= {node.name for node in nodes if isinstance(node, Axis)}
+    axes |= {node.axis for node in nodes if isinstance(node, Reduce)}
+    counts = {n: Scalar(sizes[n.axis]) for n in nodes if isinstance(n, Size) and n.axis not in axes}
+    outputs = [replace(output, expr=replaced(output.expr, counts)) for output in outputs]
+    integers = tuple(count.name for count in counts.values())
+    return replace(
+        program,
+        source="",
+        outputs=tuple(outputs),
+        tensors=(*tensors, *added),
+        scalars=(*(s for s in program.scalars if s in numbers), *integers),
+        integers=(*(s for s in program.integers if s in numbers), *integers),
+        integer_tensors=tuple(t for t in program.integer_tensors if t in read),
+        domains={axis: of for axis, of in program.domains.items() if axis in axes and of in axes},
+        lengths={axis: n for axis, n in program.lengths.items() if axis in axes},
+        computed={a: n for a, n in program.computed.items() if a in axes and axes.issuperset(sizes_in([n]))},
+        at_most=tuple(
+            pair for pair in program.at_most if {n.tensor for n in walk(*pair) if isinstance(n, Load)} <= read
+        ),
+    )

@@ -19,7 +19,7 @@
               | Cast(value, written)               to the result's dtype; `written`: the program says so
               | FinitePart(value)                  0 where the value is an infinity or NaN
               | LoadTile(tensor, index, mask, other)
-              | Search(tensor, index, place, stop, target, right)
+              | Search(tensor, index, place, stop, target, right, dtype)
                                                    a scalar: how many of the first `stop` elements along the dimension
                                                    `place` of a tensor of ascending integers are below `target`, or with
                                                    `right` at most `target`; `index` are scalars, for the other dimensions
@@ -181,7 +181,7 @@ class LoadTile:
 
 @dataclass(frozen=True)
 class Search:
-    """Where the tensor does not ascend, any number from 0 to `stop`."""
+    """Where the tensor does not ascend, any number from 0 to `stop`. Its elements are read as `dtype`."""
 
     tensor: str
     index: tuple[Value, ...]
@@ -189,6 +189,7 @@ class Search:
     stop: Value
     target: Value
     right: bool
+    dtype: str
 
 
 @dataclass(frozen=True)

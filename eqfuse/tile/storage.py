@@ -11,7 +11,7 @@ import torch
 
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Call, Const, Expr, Size
-from eqfuse.tile.nodes import Let, LoadTile, Store, TileProgram
+from eqfuse.tile.nodes import Let, LoadTile, Search, Store, TileProgram
 from eqfuse.tile.walk import nested
 
 SMALL_ELEMENTS = 1 << 16
@@ -49,13 +49,15 @@ def buffer_dtypes(program: TileProgram) -> dict[str, str]:
 
 
 def loaded_dtypes(program: TileProgram) -> dict[str, str]:
-    """The dtype that each tensor is loaded in."""
-    return {
-        stmt.op.tensor: stmt.value.dtype
+    """The dtype that each tensor is loaded in, or searched."""
+    ops = [
+        (stmt.op, stmt.value)
         for kernel in program.kernels
         for stmt in nested(kernel.body)
-        if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile)
-    }
+        if isinstance(stmt, Let)
+    ]
+    searched = {op.tensor: op.dtype for op, _ in ops if isinstance(op, Search)}
+    return searched | {op.tensor: value.dtype for op, value in ops if isinstance(op, LoadTile)}
 
 
 def launch_value(expr: Expr, extents: Mapping[str, int]) -> int:

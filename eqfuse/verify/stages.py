@@ -13,9 +13,9 @@ from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.rows import written_out
 from eqfuse.loops.walk import loops_in
-from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.nodes import Program
+from eqfuse.terms.views import Views
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.roles import interpreter as roles_interpreter
@@ -129,17 +129,24 @@ def _blocks_stage(
     )
 
 
-def collapsed_stages(
-    collapsed: CollapsedAxes,
+def viewed_stages(
+    views: Views,
     stages: Callable[[Mapping[str, int], int], Sequence[Stage]],
     extents: Mapping[str, int],
     number: int,
 ) -> list[Stage]:
-    """Stages of a program of views as those of the program that it was made of, at the extents of that one's axes: the
-    tensors are given with dimensions in order and collapsed, and what comes out has them apart."""
+    """Stages of a program as those of the program that it was made of, at the extents of that one's axes: the tensors are given as the
+    program takes them, and what comes out has the dimensions of the other one."""
+    segments, collapsed = views.segments, views.collapsed
 
-    def apart(stage: Stage) -> Stage:
+    def of_source(stage: Stage) -> Stage:
         def run(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
+            if segments is not None:
+                tensors, scalars = segments.sampled(inputs.tensors, inputs.scalars, inputs.extents)
+                sizes = segments.extents(inputs.extents)
+                inputs = replace(inputs, tensors=tensors, scalars=scalars, extents=sizes)
+            if collapsed is None:
+                return stage.run(inputs, domain)
             taken = {
                 name: _shaped(
                     _turned(value, partial(collapsed.order, name), domain),
@@ -158,7 +165,7 @@ def collapsed_stages(
 
         return Stage(stage.name, run, extents, stage.detail)
 
-    return [apart(stage) for stage in stages(collapsed.extents(extents), number)]
+    return [of_source(stage) for stage in stages(views.extents(extents), number)]
 
 
 def _split(wanted: Sequence[int], collapsed: int, shape: Sequence[int]) -> tuple[int, ...]:

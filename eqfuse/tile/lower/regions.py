@@ -219,7 +219,8 @@ class Regions:
         """The region of `terms fn 0` where one term is an element that ascends along the axis: it begins or ends where
         the others would stand among its elements, which a search tells."""
         found = self._searched(terms)
-        if found is None or self._types.of(found[0])[1] not in ("i32", "i64"):
+        dtype = "" if found is None else self._types.of(found[0])[1]
+        if found is None or dtype not in ("i32", "i64"):
             return None
         load, place, by = found
         sign = terms[load]
@@ -236,7 +237,9 @@ class Regions:
         fn = fn if sign == 1 else MIRRORED[fn]
         right = fn in ("le", "gt")
         least, most = (
-            build.integer("sub", self._search(Search(load.tensor, index, place, stop, bound, right)), shift)
+            build.integer(
+                "sub", self._search(Search(load.tensor, index, place, stop, bound, right, dtype)), shift
+            )
             for bound in bounds
         )
         proven = {whole: wanted}

@@ -105,9 +105,9 @@ class _Plain:
                     return self._keep(value, ir.Constant(other), ())
                 load = ir.LoadTile(tensor, self._all(index), self._mask(mask), other)
                 return self._keep(value, load, union((*load.index, load.mask)))
-            case ir.Search(tensor, index, place, stop, target, right):
+            case ir.Search(tensor, index, place, stop, target, right, dtype):
                 search = ir.Search(
-                    tensor, self._all(index), place, self._plain(stop), self._plain(target), right
+                    tensor, self._all(index), place, self._plain(stop), self._plain(target), right, dtype
                 )
                 return self._keep(value, search, ())
             case ir.ReduceTile(fold, source, axis):

@@ -1,0 +1,372 @@
+"""Reductions over the positions that a key selects: which are sorted, that it means the same, and which calls run so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse import compiler
+from eqfuse.certification import Checks, certify
+from eqfuse.derived import Derived
+from eqfuse.devices import device_named
+from eqfuse.errors import VerificationError
+from eqfuse.terms.interpreter import reference
+from eqfuse.terms.nodes import Call, Const, Expr, Load, call, transform
+from eqfuse.terms.parser import parse
+from eqfuse.terms.printer import output_lines
+from eqfuse.terms.segments import Segments, Sort, segments
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import program_dtypes
+from eqfuse.terms.views import Views
+
+IN = "(ids_ends[v] <= t_sorted and t_sorted < ids_ends[v + 1])"
+AT = "ids_order[t_sorted]"
+SORTED = {
+    "ids: i64[t]\ny[v,d] = sum[t](where(ids[t] == v, x[t,d], 0))": (
+        f"y[v, d] = sum[t_sorted](where({IN[1:-1]}, x[{AT}, d], 0))"
+    ),
+    "ids: i32[t]\ny[v] = sum[t](where(v == ids[t], 1, 0))": f"y[v] = sum[t_sorted](where({IN[1:-1]}, 1, 0))",
+    "ids: i32[t]\ny[v] = max[t](where((ids[t] == v) & (x[t] > 0), x[t] * t, -inf))": (
+        f"y[v] = max[t_sorted](where({IN[1:-1]} and x[{AT}] > 0, x[{AT}] * {AT}, -inf))"
+    ),
+    "ids: i32[t]\ny[v] = mean[t](where(ids[t] == v, x[t], 0))": (
+        f"y[v] = sum[t_sorted](where({IN[1:-1]}, x[{AT}], 0)) / size_t"
+    ),
+    "ids: i64[b,t]\ny[v,d] = sum[b,t](where(ids[b,t] == v, x[b,d] / N(t), 0))": (
+        "y[v, d] = sum[b_t_sorted](where(ids_ends[v] <= b_t_sorted and b_t_sorted < ids_ends[v + 1], "
+        "x[ids_order_b[b_t_sorted], d] / size_t, 0))"
+    ),
+    "ids: i64[b,t]\ny[b,v] = sum[t](where(ids[b,t] == v, x[b,t], 0))": (
+        "y[b, v] = sum[t_sorted](where(ids_ends[b, v] <= t_sorted and t_sorted < ids_ends[b, v + 1], "
+        "x[b, ids_order[b, t_sorted]], 0))"
+    ),
+}
+SOFTMAX = """
+ids: i64[t]
+m[v] = max[t](where(ids[t] == v, a[t], -inf))
+y[v,d] = sum[t](where(ids[t] == v, exp(a[t] - m[v]) * x[t,d], 0)) / sum[t](where(ids[t] == v, exp(a[t] - m[v]), 0))
+"""
+UNSORTED = (
+    "ids: i64[t]\ny[u] = sum[t](where(ids[t] == w[u], x[t], 0))",
+    "y[v] = sum[t](where(ids[t] * 1.5 == v, x[t], 0))",
+    "ids: i64[t]\ny[v] = sum[t](where(ids[t] < v, x[t], 0))",
+    "ids: i64[v,t]\ny[v] = sum[t](where(ids[v,t] == v, x[t], 0))",
+    "ids: i64[t]\ny[t] = sum[v](where(ids[t] == v, x[v], 0))",
+    "ids: i64[t]\ny[d] = sum[t](sum[v](where(ids[t] == v, w[v,d] * x[t], 0)))",
+    "ids: i64[n]\ny[v] = sum[t](where(ids[2*t] == v, x[t], 0))",
+    "ids: i64[t]\ny[v] = sum[t](where(ids[t] == v, x[t], 0))\nassert ids[t] <= ids[t+1]",
+)
+
+
+@pytest.mark.parametrize("source", SORTED)
+def test_reductions_over_selected_positions_are_over_segments(source: str) -> None:
+    found = segments(parse(source))
+    assert found is not None and output_lines(found.program.outputs) == [SORTED[source]]
+
+
+@pytest.mark.parametrize("source", UNSORTED)
+def test_other_reductions_are_as_they_were(source: str) -> None:
+    assert segments(parse(source)) is None
+
+
+def test_a_fold_that_depends_on_the_order_is_not_sorted() -> None:
+    eq.reduction(
+        "last_of",
+        state="v, s",
+        lift="x, 1",
+        identity="0, 0",
+        combine="v1 * (1 - s2) + v2, max(s1, s2)",
+        result="v",
+        replace=True,
+    )
+    assert segments(parse("ids: i64[t]\ny[v] = last_of[t](where(ids[t] == v, x[t], 0))")) is None
+
+
+def test_positions_of_inner_reductions_are_their_own() -> None:
+    found = segments(
+        parse("ids: i64[t]\ny[v] = sum[t](where(ids[t] == v, x[t] - max[t](where(ids[t] == v, x[t], 0)), 0))")
+    )
+    assert found is not None and output_lines(found.program.outputs) == [
+        f"y[v] = sum[t_sorted](where({IN[1:-1]}, x[{AT}] - max[t_sorted](where({IN[1:-1]}, x[{AT}], 0)), 0))"
+    ]
+
+
+def test_one_order_serves_every_reduction_by_a_key() -> None:
+    found = segments(parse(SOFTMAX))
+    assert found is not None and [str(sort) for sort in found.sorts] == ["t by ids[t] as t_sorted"]
+    assert found.unread == ("ids",)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(36)
+
+
+def _keys(*shape: int, most: int, rng: np.random.Generator) -> np.ndarray:
+    """Some of them of no segment."""
+    return rng.integers(-2, most + 2, shape)
+
+
+CALLS: dict[str, tuple[str, Callable[[np.random.Generator], dict[str, Any]]]] = {
+    "embedding": (
+        "ids: i64[t]\ny[v,d] = sum[t](where(ids[t] == v, x[t,d], 0))",
+        lambda r: {"ids": _keys(41, most=9, rng=r), "x": r.normal(size=(41, 3)), "sizes": {"v": 9}},
+    ),
+    "bag": (
+        "ids: i64[b,t]\ny[v,d] = sum[b,t](where(ids[b,t] == v, x[b,d] / N(t), 0))",
+        lambda r: {"ids": _keys(6, 7, most=5, rng=r), "x": r.normal(size=(6, 3)), "sizes": {"v": 5}},
+    ),
+    "rows": (
+        "ids: i64[t,b]\ny[b,v] = max[t](where(ids[t,b] == v, x[b,t] * t, -inf)) * g[v]",
+        lambda r: {
+            "ids": _keys(13, 4, most=5, rng=r),
+            "x": r.normal(size=(4, 13)),
+            "g": r.normal(size=5) + 3,
+        },
+    ),
+    "softmax by key": (
+        SOFTMAX,
+        lambda r: {
+            "ids": r.permutation(np.arange(47) % 6),
+            "a": 9 * r.normal(size=47),
+            "x": r.normal(size=(47, 3)),
+            "sizes": {"v": 6},
+        },
+    ),
+    "two keys": (
+        "y[n,d] = sum[e](where(a[e] == n, x[e,d], 0)) - sum[e](where(b[e] == n, x[e,d] * w[e], 0))",
+        lambda r: {
+            "a": _keys(40, most=8, rng=r),
+            "b": _keys(40, most=8, rng=r),
+            "x": r.normal(size=(40, 3)),
+            "w": r.normal(size=40),
+            "sizes": {"n": 8},
+        },
+    ),
+    "argmax by key": (
+        "ids: i64[t]\nk[v] = argmax[t](where(ids[t] == v, x[t], -inf))",
+        lambda r: {"ids": np.arange(60) % 5, "x": r.integers(0, 4, 60).astype(float), "sizes": {"v": 5}},
+    ),
+    "two axes and one more": (
+        "y[v] = prod[b,c,t](where(ids[t,b] == v, 1 + x[b,c,t] / 9, 1))",
+        lambda r: {"ids": _keys(6, 4, most=3, rng=r), "x": r.normal(size=(4, 2, 6)), "sizes": {"v": 3}},
+    ),
+}
+
+
+def _torch(values: dict[str, Any], dtype: torch.dtype = torch.int64) -> dict[str, Any]:
+    def one(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        return torch.from_numpy(value).to(dtype if value.dtype.kind == "i" else torch.float32)
+
+    return {name: one(value) for name, value in values.items()}
+
+
+def _apart(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    return {name: value for name, value in values.items() if name != "sizes"}, values.get("sizes", {})
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+@pytest.mark.parametrize("name", CALLS)
+def test_sorted_positions_mean_the_same(name: str, dtype: torch.dtype, rng: np.random.Generator) -> None:
+    source, make = CALLS[name]
+    values, sizes = _apart(make(rng))
+    program = parse(source)
+    form = segments(program)
+    assert form is not None
+    extents = bind(program, {n: v.shape for n, v in values.items()}, sizes)
+    taken = form.taken(_torch(values, dtype), extents)
+    arrays = {n: v.numpy() for n, v in taken.items() if isinstance(v, torch.Tensor)}
+    sampled, numbers = form.sampled(values, {}, extents)
+    for made in sampled.keys() - values.keys():
+        np.testing.assert_array_equal(sampled[made], arrays[made])
+    assert numbers == {n: v for n, v in taken.items() if n not in arrays}
+    found = reference(form.program, arrays, numbers, form.extents(extents))
+    np.testing.assert_allclose(found, reference(program, values, {}, sizes), rtol=2e-6, atol=1e-6)
+
+
+def _large(name: str, rng: np.random.Generator) -> tuple[eq.Kernel, dict[str, Any], Any]:
+    """A call that is large enough to be sorted."""
+    source = CALLS[name][0]
+    made: dict[str, Any] = {
+        "embedding": {
+            "ids": _keys(900, most=4000, rng=rng),
+            "x": rng.normal(size=(900, 8)),
+            "sizes": {"v": 4000},
+        },
+        "bag": {
+            "ids": _keys(60, 15, most=4000, rng=rng),
+            "x": rng.normal(size=(60, 8)),
+            "sizes": {"v": 4000},
+        },
+        "softmax by key": {
+            "ids": rng.permutation(np.arange(1800) % 1500),
+            "a": 9 * rng.normal(size=1800),
+            "x": rng.normal(size=(1800, 8)),
+            "sizes": {"v": 1500},
+        },
+    }[name]
+    values, sizes = _apart(made)
+    return eq.compile(source, target="cpu", native="off"), {**_torch(values), "sizes": sizes}, sizes
+
+
+def _agrees(found: Any, kernel: eq.Kernel, values: dict[str, Any]) -> None:
+    tensors, sizes = _apart(values)
+    wanted = reference(kernel.program, {n: v.numpy() for n, v in tensors.items()}, {}, sizes)
+    torch.testing.assert_close(
+        torch.as_tensor(np.asarray(found)),
+        torch.as_tensor(np.asarray(wanted)),
+        check_dtype=False,
+        rtol=1e-4,
+        atol=1e-4,
+        equal_nan=True,
+    )
+
+
+@pytest.mark.parametrize("name", ["embedding", "bag", "softmax by key"])
+def test_calls_are_sorted_where_that_takes_less(name: str, rng: np.random.Generator) -> None:
+    kernel, values, _ = _large(name, rng)
+    for _ in range(4):  # looked at, remembered, made for its kind, by torch's guards
+        values["ids"] = values["ids"][torch.randperm(len(values["ids"]))]
+        _agrees(kernel(**values), kernel, values)
+        assert "sorted positions" in str(kernel.certificate)
+    assert "ids_order" in str(kernel.loops) and "ids_ends ascends" in str(kernel.loops)
+    few = {n: v[:3] if isinstance(v, torch.Tensor) else {a: 3 for a in v} for n, v in values.items()}
+    _agrees(kernel(**few), kernel, few)
+    assert "sorted positions" not in str(kernel.certificate)
+
+
+def test_keys_are_read_at_each_call(rng: np.random.Generator) -> None:
+    kernel, values, _ = _large("embedding", rng)
+    launch = kernel.bind(**values)
+    for _ in range(2):
+        values["ids"].copy_(torch.from_numpy(_keys(900, most=4000, rng=rng)))
+        _agrees(launch(), kernel, values)
+        _agrees(kernel(**values), kernel, values)
+    assert "sorted positions" in str(kernel.certificate)
+
+
+def test_strides_and_arrays_are_sorted(rng: np.random.Generator) -> None:
+    kernel, values, _ = _large("embedding", rng)
+    spread = {"ids": torch.stack([values["ids"]] * 2, 1)[:, 0], "x": values["x"].t().contiguous().t()}
+    for _ in range(3):
+        _agrees(kernel(**{**values, **spread}), kernel, values)
+        assert "sorted positions" in str(kernel.certificate)
+    arrays = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+    assert isinstance(kernel(**arrays), np.ndarray)
+    _agrees(kernel(**arrays), kernel, values)
+
+
+def test_kernels_that_sort_are_copied(rng: np.random.Generator) -> None:
+    kernel, values, _ = _large("embedding", rng)
+    kernel(**values)
+    for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        _agrees(other(**values), kernel, values)
+        assert "sorted positions" in str(other.certificate)
+
+
+def test_a_schedule_that_is_asked_for_is_that_of_the_program_as_written(rng: np.random.Generator) -> None:
+    _, values, _ = _large("embedding", rng)
+    kernel = eq.compile(CALLS["embedding"][0], target="cpu", native="off", prefer="rolling")
+    kernel(**values)
+    assert "sorted positions" not in str(kernel.certificate)
+
+
+def test_gradients_of_reads_are_sorted(rng: np.random.Generator) -> None:
+    kernel = eq.compile("ids: i64[t]\nY[t,d] = E[ids[t],d] * w[t]", target="cpu", native="off")
+    ids, w = torch.from_numpy(rng.integers(0, 4000, 900)), torch.randn(900)
+    table = torch.randn(4000, 8, requires_grad=True)
+    up = torch.randn(900, 8)
+    kernel(E=table, ids=ids, w=w).backward(up)
+    wanted = torch.zeros(4000, 8).index_add(0, ids, up * w[:, None])
+    torch.testing.assert_close(table.grad, wanted)
+    assert "sorted positions" in str(kernel.backward.certificate)
+
+
+def _of_sorts(**changes: Any) -> Callable[[Segments], Segments]:
+    return lambda found: replace(found, sorts=tuple(replace(sort, **changes) for sort in found.sorts))
+
+
+def _of_program(step: Callable[[Expr], Expr]) -> Callable[[Segments], Segments]:
+    def wrong(found: Segments) -> Segments:
+        outputs = tuple(replace(o, expr=transform(o.expr, step)) for o in found.program.outputs)
+        return replace(found, program=replace(found.program, outputs=outputs))
+
+    return wrong
+
+
+def _swapped(old: str, new: str) -> Callable[[Segments], Segments]:
+    return _of_program(
+        lambda node: Call(new, node.args) if isinstance(node, Call) and node.fn == old else node
+    )
+
+
+def _one_further(node: Expr) -> Expr:
+    match node:
+        case Load("ids_order", (at,)):
+            return Load("ids_order", (call("maximum", call("sub", at, Const(1)), Const(0)),))
+    return node
+
+
+def _unordered(node: Expr) -> Expr:
+    return node.index[0] if isinstance(node, Load) and node.tensor == "ids_order" else node
+
+
+class _Backwards(Sort):
+    def sampled(self, key: Any, extents: Any) -> dict[str, Any]:
+        found = super().sampled(key, extents)
+        return {**found, "ids_order": found["ids_order"][..., ::-1]}
+
+
+class _Below(Sort):
+    def sampled(self, key: Any, extents: Any) -> dict[str, Any]:
+        found = super().sampled(key, extents)
+        return {**found, "ids_ends": np.maximum(found["ids_ends"] - 1, 0)}
+
+
+def _as(kind: type[Sort]) -> Callable[[Segments], Segments]:
+    def wrong(found: Segments) -> Segments:
+        return replace(found, sorts=tuple(kind(**sort.__dict__) for sort in found.sorts))
+
+    return wrong
+
+
+MISTAKES: dict[str, Callable[[Segments], Segments]] = {
+    "the end is inside": _swapped("lt", "le"),
+    "the start is outside": _swapped("le", "lt"),
+    "positions that are not sorted": _of_program(_unordered),
+    "the position before": _of_program(_one_further),
+    "another key": _of_sorts(key="other"),
+    "another program": lambda found: replace(
+        found, source=parse(found.source.source.replace("ids[t] == v", "ids[t] == v + 1"))
+    ),
+    "from the greatest to the least": _as(_Backwards),
+    "ends that count one less": _as(_Below),
+}
+
+
+@pytest.mark.parametrize("name", ["", *MISTAKES])
+def test_a_wrong_order_is_not_verified(name: str) -> None:
+    source = "ids: i64[t]\nother: i64[t]\ny[v,d] = sum[t](where(ids[t] == v, x[t,d] * other[t], 0))"
+    found = segments(parse(source))
+    assert found is not None
+    wrong = MISTAKES[name](found) if name else found
+    derived: Derived = replace(compiler.rederived(wrong.program), views=Views(segments=wrong))
+    dtypes = program_dtypes(wrong.program)
+    extents = {"v": 20, "t_sorted": 60, "d": 8, "end": 21}
+    compiled = compiler.pipeline(derived, extents, dtypes, device_named("cpu"))
+    if not name:
+        certificate = certify(derived, compiled, Checks(16, again=True))
+        assert certificate.ok and "sorted positions (t by ids[t] as t_sorted)" in str(certificate)
+        return
+    with pytest.raises(VerificationError):
+        certify(derived, compiled, Checks(16, again=True))
