@@ -142,11 +142,13 @@ def _rows_apart(
     kernel: Kernel, usage: AxisUsage, limits: Mapping[str, int], extents: Mapping[str, int]
 ) -> dict[str, int]:
     """Limits of the axes of rows with ranges of their own that no matrix product takes together: a block walks as far
-    as the longest of its rows, so it has only as many as make up a segment of memory."""
+    as the longest of its rows, so it has only as many as make up a segment of memory; one, where other axes do."""
+    near = [a for a in contiguous_axes(kernel, widest=True) if a in usage.parallel]
     sides = {a for c in contractions(kernel) for a in (*c.rows, *c.columns)}
     found: dict[str, int] = {}
     for axis, each in ragged(kernel).items():
         average = max(1, round(each.share({}, extents) * extents[axis]))
+        average *= math.prod(extents[a] for a in near if a not in each.axes)
         for row in each.axes & frozenset(usage.parallel) - sides:
             found[row] = min(
                 limits[row], power_of_two(max(1, GPU_SEGMENT // FLOAT_BYTES // average)), found.get(row, 1024)
