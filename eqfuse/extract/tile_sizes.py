@@ -167,7 +167,9 @@ def _fit_tiles(
 ) -> tuple[int, int]:
     """Blocks of the axes in `rest` of a kernel without matrix products; returns warps and stages."""
     extents, values = shape.extents, (*widest_values(kernel), *_stored(kernel))
+    rows = frozenset[str]().union(*(each.axes for each in ragged(kernel).values()))
     near = [a for a in contiguous_axes(kernel, widest=True) if a in rest]
+    near.sort(key=lambda a: a in rows)  # the ends of their ranges are read along those, and little else
     order = [*near, *[a for a in reversed(rest) if a not in near and a in usage.loops]]
     order += [a for a in reversed(usage.parallel) if a not in order]
     caps = {a: min(limits[a], 1024) for a in limits} | _longest(kernel, usage, limits, extents)

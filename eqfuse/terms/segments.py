@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -89,8 +90,9 @@ class Sort:
             key = key.to(narrow)
         key = key.clamp(-1, groups).to(narrow).contiguous()
         ordered, order = key.sort(dim=-1, stable=True)
-        numbers = torch.arange(groups + 1, dtype=narrow, device=key.device)
-        numbers = numbers.expand(*ordered.shape[:-1], groups + 1).contiguous()
+        numbers = (
+            _numbers(groups + 1, narrow, key.device).expand(*ordered.shape[:-1], groups + 1).contiguous()
+        )
         ends = torch.searchsorted(ordered, numbers, out_int32=True)
         found = {self.ends: ends}
         for name, axis in zip(reversed(self.order), reversed(self.axes), strict=True):
@@ -109,6 +111,12 @@ class Sort:
         ends = (key[..., None, :] < np.arange(groups + 1)[:, None]).sum(axis=-1)
         places = np.unravel_index(order, [extents[axis] for axis in self.axes])
         return {self.ends: ends} | {n: at for n, at in zip(self.order, places, strict=True) if n}
+
+
+@lru_cache(16)
+def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """0, 1, 2 and so on: the same for every call."""
+    return torch.arange(count, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -262,7 +270,9 @@ class _Sorting:
             and free_axes(key) - set(axes) <= free_axes(node)
             and group.name in free_axes(node)
             and group.name not in names
-            and not any(key.tensor == tensor and names[dim] in axes for tensor, dim in ascending(self.program))
+            and not any(
+                key.tensor == tensor and names[dim] in axes for tensor, dim in ascending(self.program)
+            )
         )
 
     def _over(
