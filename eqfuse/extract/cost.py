@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Axes, KernelWork, MatrixProduct, Step, work_of
-from eqfuse.extract.mask_coverage import Coverage
+from eqfuse.extract.mask_coverage import Coverage, ragged
 from eqfuse.extract.residuals import CPU
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, size_of, slowdowns
 from eqfuse.extract.shape import Shape
@@ -66,6 +66,7 @@ class KernelCost:
         self.on_gpu = device.kind == "gpu"
         self.work: KernelWork = work_of(kernel, on_cpu=not self.on_gpu)
         self._coverage = Coverage(kernel, shape)
+        self.uneven = frozenset(axis for axis, each in ragged(kernel).items() if each.segment)
         self._vectors = loads_vectors(kernel, shape)
         self._again = bytes_read_again(kernel, shape)
 
@@ -126,6 +127,14 @@ class _Priced:
         """Positions of a value, those of every block that computes it again counted."""
         return self.positions(axes) * math.prod(n for a, n in self.counts.items() if a not in axes)
 
+    def _masked(self, axes: Axes) -> float:
+        """How many times as many positions a GPU's tiles have as there are in the ranges that data leaves."""
+        found = 1.0
+        for axis in axes & self.cost.uneven if self.cost.on_gpu else ():
+            walked, block = self.extents[axis], self.blocks.get(axis, 1)
+            found *= math.ceil(walked / block) * block / walked
+        return found
+
     def terms(self) -> dict[str, float]:
         device, residuals, work = self.device, self.device.residuals, self.work
         # Wave quantisation: the last wave of thread blocks leaves SMs idle. A few blocks do not draw all bandwidth.
@@ -142,8 +151,8 @@ class _Priced:
             fill = min(1.0, self.positions(frozenset(self.cost.kernel.parallel)) / device.sms) or 1.0
         memory, cache = self._traffic()
         matrix = sum(2 * self.computed(p.axes) / self._matrix_rate(p) for p in work.products)
-        elementwise = sum(n * self.computed(axes) for axes, n in work.elementwise)
-        special = sum(n * self.computed(axes) for axes, n in work.special)
+        elementwise = sum(n * self.computed(axes) * self._masked(axes) for axes, n in work.elementwise)
+        special = sum(n * self.computed(axes) * self._masked(axes) for axes, n in work.special)
         traffic = (
             {"memory": memory / busy, "cache": cache / busy}
             if self.cost.on_gpu

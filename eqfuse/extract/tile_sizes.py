@@ -78,6 +78,9 @@ GPU_SEGMENT = 128
 GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 128, 64
 """Blocks of a matrix product on a GPU: rows, columns, and the contracted axis when it is a loop."""
 
+GPU_UNEVEN = 8
+"""Positions of a tile at least where rows have segments of an axis, however short they are on average: one may be long."""
+
 GPU_WHOLE = 256
 """Positions of a contracted axis that a GPU block keeps whole; longer ones are walked in steps."""
 
@@ -177,7 +180,8 @@ def _fit_tiles(
     segments, alone = _segments(kernel, near, shape), columns and vectors and _folds_numbers(kernel)
     both = folds_rows_and_columns(kernel)
     if columns and usage.loops and (alone or not vectors):
-        caps[near[0]] = min(caps[near[0]], GPU_COLUMN_SEGMENTS * segments[near[0]])
+        wide = max(GPU_COLUMN_SEGMENTS * segments[near[0]], GPU_TILE // _least_long(kernel, extents))
+        caps[near[0]] = min(caps[near[0]], wide)
     fill(blocks, order, values, caps, GPU_TILE)
     _share_out(blocks, usage.parallel, segments, extents, device.sms, values)
     # Many thread blocks hide the latency of each other's loads; few have to prefetch.
@@ -212,6 +216,16 @@ def _fit_tiles(
     stages = 1 if at_once else min(3, device.stages)
     needed = shared_by_stages(kernel, blocks, range(1, stages + 1), shape)
     return warps, max((n for n in range(1, stages + 1) if needed[n - 1] <= device.shared), default=1)
+
+
+def _least_long(kernel: Kernel, extents: Mapping[str, int]) -> int:
+    """Positions along which a loop's tile is long enough: of segments, the average length of one."""
+    average = [
+        math.ceil(each.share({}, extents) * extents[axis])
+        for axis, each in ragged(kernel).items()
+        if each.segment
+    ]
+    return max(GPU_UNEVEN, power_of_two(min(average))) if average else GPU_TILE
 
 
 def _segments(kernel: Kernel, axes: Sequence[str], shape: Shape) -> dict[str, int]:
