@@ -266,6 +266,22 @@ def test_strides_and_arrays_are_sorted(rng: np.random.Generator) -> None:
     _agrees(kernel(**arrays), kernel, values)
 
 
+def test_expanded_keys_are_sorted_once() -> None:
+    form = segments(parse("ids: i64[t,d]\ny[v,d] = sum[t](where(ids[t,d] == v, x[t,d], 0))"))
+    assert form is not None
+    ids = torch.tensor([2, 0, 5, 2])[:, None].expand(4, 3)
+    taken = form.taken({"ids": ids, "x": torch.ones(4, 3)}, {"t": 4, "d": 3, "v": 3})
+    assert taken["ids_order"].tolist() == [[1, 0, 3, 2]] * 3 and taken["ids_order"].stride(0) == 0
+    assert taken["ids_ends"].tolist() == [[0, 1, 1, 3]] * 3
+
+
+@pytest.mark.parametrize("extents", [{"t": 2**31, "v": 3}, {"t": 3, "v": 2**31 - 1}])
+def test_what_has_no_room_in_32_bits_is_not_sorted(extents: dict[str, int]) -> None:
+    form = segments(parse("ids: i64[t]\ny[v] = sum[t](where(ids[t] == v, x[t], 0))"))
+    assert form is not None and not form.fits(extents)
+    assert form.fits({axis: size - 1 for axis, size in extents.items()})
+
+
 def test_kernels_that_sort_are_copied(rng: np.random.Generator) -> None:
     kernel, values, _ = _large("embedding", rng)
     kernel(**values)

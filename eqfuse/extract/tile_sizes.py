@@ -81,6 +81,9 @@ GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 128, 64
 GPU_UNEVEN = 8
 """Positions of a tile at least where rows have segments of an axis, however short they are on average: one may be long."""
 
+GPU_SEGMENT_TILE = 64
+"""Positions of a tile at most where segments are shorter on average."""
+
 GPU_WHOLE = 256
 """Positions of a contracted axis that a GPU block keeps whole; longer ones are walked in steps."""
 
@@ -220,12 +223,17 @@ def _fit_tiles(
 
 def _least_long(kernel: Kernel, extents: Mapping[str, int]) -> int:
     """Positions along which a loop's tile is long enough: of segments, the average length of one."""
-    average = [
-        math.ceil(each.share({}, extents) * extents[axis])
+    average = _average_segments(kernel, extents).values()
+    return max(GPU_UNEVEN, power_of_two(min(average))) if average else GPU_TILE
+
+
+def _average_segments(kernel: Kernel, extents: Mapping[str, int]) -> dict[str, int]:
+    """Positions of a segment on average, of axes that rows share out in segments."""
+    return {
+        axis: math.ceil(each.share({}, extents) * extents[axis])
         for axis, each in ragged(kernel).items()
         if each.segment
-    ]
-    return max(GPU_UNEVEN, power_of_two(min(average))) if average else GPU_TILE
+    }
 
 
 def _segments(kernel: Kernel, axes: Sequence[str], shape: Shape) -> dict[str, int]:
@@ -253,11 +261,13 @@ def _longest(
 ) -> dict[str, int]:
     """The longest tiles of loops: a shard that is no longer than half of the longest is at most that long, and of each shard's last
     tile little is cut off."""
-    shards = sharded_axes(kernel)
+    shards, average = sharded_axes(kernel), _average_segments(kernel, extents)
     found: dict[str, int] = {}
     for axis in usage.loops:
         shard = extents[axis] // extents[shards[axis]] if axis in shards else limits[axis]
         tile = min(limits[axis], GPU_LONG_TILE, max(power_of_two(shard), GPU_LONG_TILE // 2))
+        if axis in average:  # a longer one would be masked for the most part
+            tile = min(tile, max(GPU_SEGMENT_TILE, power_of_two(average[axis])))
         if axis in shards and shard > GPU_LONG_TILE // 2:
             while tile > GPU_TILE // 2 and math.ceil(shard / tile) * tile > GPU_CUT * shard:
                 tile //= 2

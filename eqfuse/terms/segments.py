@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -52,7 +51,7 @@ from eqfuse.terms.parser import axes_of, sized_axes
 from eqfuse.terms.promises import ascending
 
 LONGEST = 2**31
-"""Positions that are sorted together are fewer than this."""
+"""Positions that are sorted together, and segments, are fewer than this."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +81,23 @@ class Sort:
 
     def made(self, key: torch.Tensor, extents: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """The tensors of a call."""
-        groups = extents[self.group]
-        key = key.permute(self._turned(key.ndim)).flatten(len(self.rows))
+        groups, rows = extents[self.group], len(self.rows)
+        key = key.permute(self._turned(key.ndim))
+        repeated = key.shape[:rows]
+        for dim in range(rows):
+            if not key.stride(dim):  # an expanded row is sorted once
+                key = key[(slice(None),) * dim + (slice(1),)]
         # What is in no segment comes first, or last; fewer bits are sorted sooner.
         narrow = torch.int16 if groups < 2**15 else torch.int32
         if torch.iinfo(key.dtype).bits < torch.iinfo(narrow).bits:
             key = key.to(narrow)
-        key = key.clamp(-1, groups).to(narrow).contiguous()
+        key = key.flatten(rows).clamp(-1, groups).to(narrow).contiguous()
         ordered, order = key.sort(dim=-1, stable=True)
-        numbers = (
-            _numbers(groups + 1, narrow, key.device).expand(*ordered.shape[:-1], groups + 1).contiguous()
-        )
-        ends = torch.searchsorted(ordered, numbers, out_int32=True)
+        numbers = torch.arange(groups + 1, dtype=narrow, device=key.device)
+        ends = torch.searchsorted(
+            ordered, numbers.expand(*ordered.shape[:-1], -1).contiguous(), out_int32=True
+        ).expand(*repeated, -1)
+        order = order.expand(*repeated, -1)
         found = {self.ends: ends}
         for name, axis in zip(reversed(self.order), reversed(self.axes), strict=True):
             is_outermost = axis == self.axes[0]
@@ -111,12 +115,6 @@ class Sort:
         ends = (key[..., None, :] < np.arange(groups + 1)[:, None]).sum(axis=-1)
         places = np.unravel_index(order, [extents[axis] for axis in self.axes])
         return {self.ends: ends} | {n: at for n, at in zip(self.order, places, strict=True) if n}
-
-
-@lru_cache(16)
-def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """0, 1, 2 and so on: the same for every call."""
-    return torch.arange(count, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -152,8 +150,11 @@ class Segments:
         return frozenset(sized_axes(self.source)) - frozenset(sized_axes(self.program))
 
     def fits(self, extents: Mapping[str, int]) -> bool:
-        """Whether positions have room in 32 bits."""
-        return all(math.prod(extents[axis] for axis in sort.axes) < LONGEST for sort in self.sorts)
+        """Whether positions and segments have room in 32 bits."""
+        return all(
+            max(math.prod(extents[axis] for axis in sort.axes), extents[sort.group] + 1) < LONGEST
+            for sort in self.sorts
+        )
 
     def positions(self, extents: Mapping[str, int]) -> int:
         """How many positions are sorted at a call."""
