@@ -19,7 +19,7 @@ from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import VerificationError
 from eqfuse.terms.interpreter import reference
-from eqfuse.terms.nodes import Call, Const, Expr, Load, call, transform
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, call, transform
 from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import output_lines
 from eqfuse.terms.segments import Segments, Sort, segments
@@ -155,6 +155,16 @@ CALLS: dict[str, tuple[str, Callable[[np.random.Generator], dict[str, Any]]]] = 
         "ids: i64[t]\nk[v] = argmax[t](where(ids[t] == v, x[t], -inf))",
         lambda r: {"ids": np.arange(60) % 5, "x": r.integers(0, 4, 60).astype(float), "sizes": {"v": 5}},
     ),
+    "made of integers": (
+        "ids: i32[t]\nb: i64[u]\nk: i64\ny[v] = sum[t,u](where(v == where(ids[t] < 0, ids[t] + 9, ids[t] * k) // 2 + b[u] % 3 + t % 2, x[t,u], 0))",
+        lambda r: {
+            "ids": _keys(7, most=5, rng=r),
+            "b": r.integers(0, 9, 5),
+            "k": 3,
+            "x": r.normal(size=(7, 5)),
+            "sizes": {"v": 7},
+        },
+    ),
     "two axes and one more": (
         "y[v] = prod[b,c,t](where(ids[t,b] == v, 1 + x[b,c,t] / 9, 1))",
         lambda r: {"ids": _keys(6, 4, most=3, rng=r), "x": r.normal(size=(4, 2, 6)), "sizes": {"v": 3}},
@@ -183,15 +193,17 @@ def test_sorted_positions_mean_the_same(name: str, dtype: torch.dtype, rng: np.r
     program = parse(source)
     form = segments(program)
     assert form is not None
-    extents = bind(program, {n: v.shape for n, v in values.items()}, sizes)
-    taken = form.taken(_torch(values, dtype), extents)
+    tensors = {n: v for n, v in values.items() if isinstance(v, np.ndarray)}
+    scalars = {n: v for n, v in values.items() if n not in tensors}
+    extents = bind(program, {n: v.shape for n, v in tensors.items()}, sizes, scalars)
+    taken = form.taken({**_torch(tensors, dtype), **scalars}, extents)
     arrays = {n: v.numpy() for n, v in taken.items() if isinstance(v, torch.Tensor)}
-    sampled, numbers = form.sampled(values, {}, extents)
-    for made in sampled.keys() - values.keys():
+    sampled, numbers = form.sampled(tensors, scalars, extents)
+    for made in sampled.keys() - tensors.keys():
         np.testing.assert_array_equal(sampled[made], arrays[made])
     assert numbers == {n: v for n, v in taken.items() if n not in arrays}
     found = reference(form.program, arrays, numbers, form.extents(extents))
-    np.testing.assert_allclose(found, reference(program, values, {}, sizes), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(found, reference(program, tensors, scalars, sizes), rtol=2e-6, atol=1e-6)
 
 
 def _large(name: str, rng: np.random.Generator) -> tuple[eq.Kernel, dict[str, Any], Any]:
@@ -338,14 +350,14 @@ def _unordered(node: Expr) -> Expr:
 
 
 class _Backwards(Sort):
-    def sampled(self, key: Any, extents: Any) -> dict[str, Any]:
-        found = super().sampled(key, extents)
+    def sampled(self, tensors: Any, scalars: Any, extents: Any) -> dict[str, Any]:
+        found = super().sampled(tensors, scalars, extents)
         return {**found, "ids_order": found["ids_order"][..., ::-1]}
 
 
 class _Below(Sort):
-    def sampled(self, key: Any, extents: Any) -> dict[str, Any]:
-        found = super().sampled(key, extents)
+    def sampled(self, tensors: Any, scalars: Any, extents: Any) -> dict[str, Any]:
+        found = super().sampled(tensors, scalars, extents)
         return {**found, "ids_ends": np.maximum(found["ids_ends"] - 1, 0)}
 
 
@@ -361,7 +373,7 @@ MISTAKES: dict[str, Callable[[Segments], Segments]] = {
     "the start is outside": _swapped("le", "lt"),
     "positions that are not sorted": _of_program(_unordered),
     "the position before": _of_program(_one_further),
-    "another key": _of_sorts(key="other"),
+    "another key": _of_sorts(key=Load("other", (Axis("t"),))),
     "another program": lambda found: replace(
         found, source=parse(found.source.source.replace("ids[t] == v", "ids[t] == v + 1"))
     ),

@@ -14,7 +14,8 @@ It is done to the source, as axes are collapsed (terms/collapse_axes.py); `order
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -36,6 +37,7 @@ from eqfuse.terms.nodes import (
     Load,
     Program,
     Reduce,
+    Scalar,
     Size,
     Tensor,
     call,
@@ -48,6 +50,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import axes_of, sized_axes
+from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascending
 
 LONGEST = 2**31
@@ -56,13 +59,11 @@ LONGEST = 2**31
 
 @dataclass(frozen=True)
 class Sort:
-    """Positions of `axes`, the outermost first, in the order of the integers `key[dims]`, for every position of `rows`. They are
+    """Positions of `axes`, the outermost first, in the order of the integers `key`, for every position of `rows`. They are
     those of one axis, `position`; the tensors `order` have, for each of them, a position of each of `axes`; one that is not read has no
-    name. A position of `group` is the
-    value of the key in one segment, which `ends` tells."""
+    name. A position of `group` is the value of the key in one segment, which `ends` tells."""
 
-    key: str
-    dims: tuple[str, ...]
+    key: Expr
     rows: tuple[str, ...]
     axes: tuple[str, ...]
     group: str
@@ -72,33 +73,34 @@ class Sort:
 
     def __str__(self) -> str:
         rows = f" for each {', '.join(self.rows)}" if self.rows else ""
-        return f"{' and '.join(self.axes)} by {self.key}[{', '.join(self.dims)}]{rows} as {self.position}"
+        return f"{' and '.join(self.axes)} by {show(self.key)}{rows} as {self.position}"
 
-    def _turned(self, rank: int) -> tuple[int, ...]:
-        """The dimensions of the key: what stands before its own, rows, axes."""
-        before = rank - len(self.dims)
-        return (*range(before), *(before + self.dims.index(axis) for axis in (*self.rows, *self.axes)))
+    def made(self, values: Mapping[str, Any], extents: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """The tensors of a call. What a key does not depend on, or a tensor is expanded along, is sorted once."""
+        groups, rows, place = extents[self.group], len(self.rows), _place_of(self.key, values)
 
-    def made(self, key: torch.Tensor, extents: Mapping[str, int]) -> dict[str, torch.Tensor]:
-        """The tensors of a call."""
-        groups, rows = extents[self.group], len(self.rows)
-        key = key.permute(self._turned(key.ndim))
-        repeated = key.shape[:rows]
-        for dim in range(rows):
-            if not key.stride(dim):  # an expanded row is sorted once
-                key = key[(slice(None),) * dim + (slice(1),)]
+        def load(name: str) -> torch.Tensor:
+            tensor: torch.Tensor = values[name]
+            if tensor.dtype in (torch.int8, torch.uint8, torch.int16) and not isinstance(self.key, Load):
+                tensor = tensor.to(torch.int32)  # what they are computed in
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            return tensor[tuple(slice(1) if n > 1 and step == 0 else slice(None) for n, step in steps)]
+
+        def numbers(count: int) -> torch.Tensor:
+            return torch.arange(count, dtype=torch.int32, device=place)
+
+        key = _evaluated(self.key, (*self.rows, *self.axes), load, numbers, torch, values, extents)
+        key = key.expand(*key.shape[:rows], *(extents[axis] for axis in self.axes)).flatten(rows)
         # What is in no segment comes first, or last; fewer bits are sorted sooner.
         narrow = torch.int16 if groups < 2**15 else torch.int32
         if torch.iinfo(key.dtype).bits < torch.iinfo(narrow).bits:
             key = key.to(narrow)
-        key = key.flatten(rows).clamp(-1, groups).to(narrow).contiguous()
-        ordered, order = key.sort(dim=-1, stable=True)
-        numbers = torch.arange(groups + 1, dtype=narrow, device=key.device)
-        ends = torch.searchsorted(
-            ordered, numbers.expand(*ordered.shape[:-1], -1).contiguous(), out_int32=True
-        ).expand(*repeated, -1)
+        ordered, order = key.clamp(-1, groups).to(narrow).contiguous().sort(dim=-1, stable=True)
+        each = torch.arange(groups + 1, dtype=narrow, device=place)
+        each = each.expand(*ordered.shape[:-1], -1).contiguous()
+        repeated = [extents[axis] for axis in self.rows]
+        found = {self.ends: torch.searchsorted(ordered, each, out_int32=True).expand(*repeated, -1)}
         order = order.expand(*repeated, -1)
-        found = {self.ends: ends}
         for name, axis in zip(reversed(self.order), reversed(self.axes), strict=True):
             is_outermost = axis == self.axes[0]
             if name:
@@ -106,20 +108,115 @@ class Sort:
             order = order if is_outermost else order // extents[axis]
         return found
 
-    def sampled(self, key: Any, extents: Mapping[str, int]) -> dict[str, Any]:
-        """The same arrays, for a key in one: what stands before its dimensions is kept."""
-        groups = extents[self.group]
-        key = np.asarray(key).transpose(self._turned(key.ndim))
-        key = key.reshape(*key.shape[: key.ndim - len(self.axes)], -1).astype(np.int64).clip(-1, groups)
+    def sampled(
+        self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], extents: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """The same arrays, for those of trials: what stands before a tensor's dimensions is kept."""
+        groups, dims = extents[self.group], (*self.rows, *self.axes)
+        values = {**tensors, **scalars}
+        key = np.asarray(_evaluated(self.key, dims, tensors.__getitem__, np.arange, np, values, extents))
+        before = key.shape[: key.ndim - len(dims)]
+        key = np.broadcast_to(key, (*before, *(extents[axis] for axis in dims)))
+        key = key.reshape(*before, *(extents[axis] for axis in self.rows), -1).clip(-1, groups)
         order = np.argsort(key, axis=-1, kind="stable")
         ends = (key[..., None, :] < np.arange(groups + 1)[:, None]).sum(axis=-1)
         places = np.unravel_index(order, [extents[axis] for axis in self.axes])
         return {self.ends: ends} | {n: at for n, at in zip(self.order, places, strict=True) if n}
 
 
+_KEYED: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
+}
+"""What keys are made with, beside choices; quotients by positive numbers alone."""
+
+
+def _evaluated(
+    key: Expr,
+    dims: Sequence[str],
+    load: Callable[[str], Any],
+    numbers: Callable[[int], Any],
+    library: Any,
+    values: Mapping[str, Any],
+    extents: Mapping[str, int],
+) -> Any:
+    """A key over these axes, as torch or numpy (`library`) computes it, of one position along axes that it does not depend on."""
+    found: dict[Expr, Any] = {}
+    for node in walk(key):
+        match node:
+            case Axis(name):
+                at = numbers(extents[name])
+                found[node] = at.reshape([-1 if axis == name else 1 for axis in dims])
+            case Load(name, index):
+                taken, names = load(name), [at.name for at in index if isinstance(at, Axis)]
+                before = taken.ndim - len(names)
+                order = (*range(before), *(before + names.index(axis) for axis in dims if axis in names))
+                taken = taken.transpose(order) if library is np else taken.permute(order)
+                shape = iter(taken.shape[before:])
+                found[node] = taken.reshape(
+                    (*taken.shape[:before], *(next(shape) if axis in names else 1 for axis in dims))
+                )
+            case Size(axis):
+                found[node] = extents[axis]
+            case Const(value):
+                found[node] = value
+            case Scalar(name):
+                found[node] = values[name]
+            case Call("where", (condition, left, right)):
+                found[node] = library.where(found[condition], found[left], found[right])
+            case Call(fn, args):
+                found[node] = _KEYED[fn](*(found[arg] for arg in args))
+    return found[key]
+
+
+def _place_of(key: Expr, values: Mapping[str, Any]) -> torch.device:
+    tensors: Iterator[torch.Tensor] = (values[node.tensor] for node in walk(key) if isinstance(node, Load))
+    return next(tensors).device
+
+
+def _is_key(expr: Expr, tensors: Collection[str], scalars: Collection[str]) -> bool:
+    """Whether an expression is made of integers, and what `_evaluated` computes, and depends on data."""
+
+    def is_made(node: Expr) -> bool:
+        match node:
+            case Axis() | Size():
+                return True
+            case Const(value):
+                return type(value) is int
+            case Scalar(name):
+                return name in scalars
+            case Load(name, index):
+                names = [at.name for at in index if isinstance(at, Axis)]
+                return name in tensors and len(names) == len(index) == len(set(names))
+            case Call("floordiv" | "mod", (_, Const(int(by)))):
+                return by > 0
+            case Call("floordiv" | "mod", (_, Size())):
+                return True
+            case Call("floordiv" | "mod"):
+                return False
+            case Call(fn):
+                return fn in _KEYED or fn == "where"
+        return False
+
+    nodes = list(walk(expr))
+    return all(map(is_made, nodes)) and any(isinstance(node, Load) for node in nodes)
+
+
 @dataclass(frozen=True)
 class Segments:
-    """A `program` that says the same as `source`, of positions that are sorted. `unread` are tensors that it does not take, `sizes` the
+    """A `program` that says the same as `source`, of positions that are sorted. `unread` are tensors and numbers that it does not take, `sizes` the
     integers that are sizes of axes it does not have."""
 
     source: Program
@@ -164,7 +261,7 @@ class Segments:
         """What the program takes in a call: the tensors and numbers that the source does, by name, and what is made of them."""
         found = {name: value for name, value in values.items() if name not in self.unread}
         for sort in self.sorts:
-            found |= sort.made(values[sort.key], extents)
+            found |= sort.made(values, extents)
         return found | {name: extents[axis] for name, axis in self.sizes.items()}
 
     def sampled(
@@ -173,14 +270,15 @@ class Segments:
         """The same for arrays, tensors and numbers apart."""
         found = {name: value for name, value in tensors.items() if name not in self.unread}
         for sort in self.sorts:
-            found |= sort.sampled(tensors[sort.key], extents)
-        return found, {**scalars, **{name: extents[axis] for name, axis in self.sizes.items()}}
+            found |= sort.sampled(tensors, scalars, extents)
+        numbers = {name: value for name, value in scalars.items() if name not in self.unread}
+        return found, numbers | {name: extents[axis] for name, axis in self.sizes.items()}
 
 
 @once
 def segments(program: Program) -> Segments | None:
-    """The program with every reduction over the positions that a key selects as one over sorted positions; the key is an element of
-    a tensor of integers, at positions of axes, and not sorted already. None where it has no such reduction."""
+    """The program with every reduction over the positions that a key selects as one over sorted positions; the key is made of elements
+    of tensors of integers, at positions of axes, and not sorted already. None where it has no such reduction."""
     sorting = _Sorting(program)
     outputs = [replace(output, expr=sorting.visit(output.expr)) for output in program.outputs]
     if not sorting.sorts:
@@ -217,7 +315,8 @@ def segments(program: Program) -> Segments | None:
         check_written_size(made)
     except EqfuseError:
         return None
-    unread = {tensor.name for tensor in program.tensors} - {tensor.name for tensor in made.tensors}
+    unread = {*program.scalars, *(tensor.name for tensor in program.tensors)}
+    unread -= {*made.scalars, *(tensor.name for tensor in made.tensors)}
     of = {sizes[axis]: axis for axis in sizes if sizes[axis] in made.scalars}
     return Segments(program, made, tuple(sorts), tuple(sorted(unread)), of)
 
@@ -256,33 +355,38 @@ class _Sorting:
             axes.append(body.axis)
             body = body.body
         for condition in _outside(body, axes):
-            for key, group in _comparisons(condition):
-                if key.tensor in self._keys and self._selects(node, axes, key, group):
-                    return self._over(node, axes, body, condition, key, group)
+            match condition:
+                case Call("eq", (key, Axis() as group)) | Call("eq", (Axis() as group, key)):
+                    if self._selects(node, axes, key, group):
+                        return self._over(node, axes, body, condition, key, group)
         return None
 
-    def _selects(self, node: Reduce, axes: Sequence[str], key: Load, group: Axis) -> bool:
+    def _selects(self, node: Reduce, axes: Sequence[str], key: Expr, group: Axis) -> bool:
         """Whether the key sorts some of the axes, for each position of others, and its value is a position of one more."""
-        names = [at.name for at in key.index if isinstance(at, Axis)]
-        bases = [self._base(name) for name in names]
+        names = free_axes(key)
         return (
-            len(names) == len(key.index) == len(set(bases))
-            and not free_axes(key).isdisjoint(axes)
-            and free_axes(key) - set(axes) <= free_axes(node)
+            _is_key(key, self._keys, self.program.integers)
+            and len(names) == len(set(map(self._base, names)))
+            and not names.isdisjoint(axes)
+            and names - set(axes) <= free_axes(node)
             and group.name in free_axes(node)
             and group.name not in names
-            and not any(
-                key.tensor == tensor and names[dim] in axes for tensor, dim in ascending(self.program)
-            )
+            and not self._ascends(key, axes)
+        )
+
+    def _ascends(self, key: Expr, axes: Sequence[str]) -> bool:
+        """Whether a key is sorted already."""
+        return isinstance(key, Load) and any(
+            key.tensor == tensor and not free_axes(key.index[place]).isdisjoint(axes)
+            for tensor, place in ascending(self.program)
         )
 
     def _over(
-        self, node: Reduce, axes: Sequence[str], body: Expr, condition: Expr, key: Load, group: Axis
+        self, node: Reduce, axes: Sequence[str], body: Expr, condition: Expr, key: Expr, group: Axis
     ) -> Expr:
-        names = [at.name for at in key.index if isinstance(at, Axis)]
-        walked = tuple(axis for axis in axes if axis in names)
-        rows = tuple(name for name in names if name not in walked)
-        sort = self._sort(key.tensor, names, rows, walked, group.name)
+        walked = tuple(axis for axis in axes if axis in free_axes(key))
+        rows = tuple(sorted(free_axes(key) - set(walked)))
+        sort = self._sort(key, rows, walked, group.name)
         index = tuple(map(Axis, rows))
         at = Axis(self._position(sort, walked))
         first, after = (
@@ -290,25 +394,26 @@ class _Sorting:
             Load(sort.ends, (*index, call("add", group, Const(1)))),
         )
         inside = call("and", call("le", first, at), call("lt", at, after))
-        orders = {axis: Load(name, (*index, at)) for axis, name in zip(walked, sort.order, strict=True)}
+        orders: dict[str, Expr] = {
+            axis: Load(name, (*index, at)) for axis, name in zip(walked, sort.order, strict=True)
+        }
         size: dict[Expr, Expr] = {Size(walked[0]): Size(at.name)} if len(walked) == 1 else {}
         made = substitute_axes(_replaced_outside(body, walked, {condition: inside, **size}), orders)
         for axis in reversed([at.name, *(axis for axis in axes if axis not in walked)]):
             made = Reduce(node.op, axis, made)
         return made
 
-    def _sort(
-        self, key: str, dims: Sequence[str], rows: tuple[str, ...], axes: tuple[str, ...], group: str
-    ) -> Sort:
-        dims, rows, axes = (tuple(map(self._base, part)) for part in (dims, rows, axes))
-        group = self._base(group)
-        found = key, dims, rows, axes, group
+    def _sort(self, key: Expr, rows: tuple[str, ...], axes: tuple[str, ...], group: str) -> Sort:
+        key = substitute_axes(key, {axis: Axis(self._base(axis)) for axis in free_axes(key)})
+        rows, axes = (tuple(map(self._base, part)) for part in (rows, axes))
+        found = key, rows, axes, self._base(group)
         if found not in self.sorts:
             position = self.names.fresh(f"{'_'.join(axes)}_sorted")
+            name = next(node.tensor for node in walk(key) if isinstance(node, Load))
             several = [f"_{axis}" if len(axes) > 1 else "" for axis in axes]
-            order = tuple(self.names.fresh(f"{key}_order{axis}") for axis in several)
-            ends = self.names.fresh(f"{key}_ends")
-            self.sorts[found] = Sort(key, dims, rows, axes, group, position, order, ends)
+            order = tuple(self.names.fresh(f"{name}_order{axis}") for axis in several)
+            ends = self.names.fresh(f"{name}_ends")
+            self.sorts[found] = Sort(key, rows, axes, self._base(group), position, order, ends)
         return self.sorts[found]
 
     def _position(self, sort: Sort, axes: tuple[str, ...]) -> str:
@@ -343,10 +448,3 @@ def _replaced_outside(expr: Expr, axes: Collection[str], values: Mapping[Expr, E
         else:
             memo[node] = rebuild(node, tuple(memo[part] for part in children(node)))
     return memo[expr]
-
-
-def _comparisons(condition: Expr) -> Iterator[tuple[Load, Axis]]:
-    """The key and the position that a condition takes to be equal."""
-    match condition:
-        case Call("eq", (Load() as key, Axis() as group)) | Call("eq", (Axis() as group, Load() as key)):
-            yield key, group
