@@ -20,8 +20,9 @@ from eqfuse import debug, limits, results
 from eqfuse.certification import Checks, certify
 from eqfuse.compiled import Asked, Candidates, Compiled
 from eqfuse.derived import Derived, Timings, rewritten
-from eqfuse.errors import BindError, did_you_mean
+from eqfuse.errors import BindError, ScheduleError, did_you_mean
 from eqfuse.extract.candidates import Candidate, PlanSearch, by_cost, of_form, pick
+from eqfuse.extract.cost import sort_seconds
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
 from eqfuse.loops.plan import SCHEDULES, WAYS, Plan
@@ -287,6 +288,21 @@ def predicted(derived: Derived, asked: Asked) -> float:
     with derived.lock:
         cost = choose(derived, asked)[1].plan.cost
     return cost.seconds if cost else math.inf
+
+
+def predicted_sorted(of_segments: Derived, asked: Asked) -> float:
+    """Seconds that a program of sorted positions is predicted to take where the program that it was made of is asked for so, its sorting
+    included; infinite where it has no plan, or positions have no room. Raises OverLimit."""
+    form = of_segments.views.segments if of_segments.views is not None else None
+    if form is None or not form.fits(asked.extents):
+        return math.inf
+    own = {**program_dtypes(form.program), **asked.dtypes}
+    dtypes = {tensor.name: own[tensor.name] for tensor in form.program.tensors}
+    sorting = sort_seconds(form.positions(asked.extents), asked.device)
+    try:
+        return sorting + predicted(of_segments, Asked(form.extents(asked.extents), dtypes, asked.device))
+    except ScheduleError:
+        return math.inf
 
 
 def plans(

@@ -18,12 +18,10 @@ from eqfuse.derived import Derived
 from eqfuse.errors import ScheduleError, VerificationError
 from eqfuse.extract import call_estimate
 from eqfuse.extract.candidates import with_outputs
-from eqfuse.extract.cost import sort_seconds
 from eqfuse.limits import OverLimit
 from eqfuse.terms.collapse_axes import Layouts, collapse_axes, layouts
 from eqfuse.terms.parser import sized_axes
-from eqfuse.terms.segments import Segments, segments
-from eqfuse.terms.types import program_dtypes
+from eqfuse.terms.segments import segments
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.differentiate.divide import ChunkedCall, Chunker
@@ -100,7 +98,7 @@ class Routes:
             if len(self._is_sorted) >= MOST_KINDS:
                 self._is_sorted.clear()
             with shapes.lock:
-                self._is_sorted[wanted] = _is_sooner(routes.calls.shapes.derived, form, shapes.derived, asked)
+                self._is_sorted[wanted] = _is_sooner(routes.calls.shapes.derived, shapes.derived, asked)
         if not self._is_sorted[wanted]:
             return None
         as_taken = partial(form.taken, extents=extents)
@@ -151,14 +149,9 @@ class Routes:
         return found[1]
 
 
-def _is_sooner(of_segments: Derived, form: Segments, written: Derived, asked: Asked) -> bool:
+def _is_sooner(of_segments: Derived, written: Derived, asked: Asked) -> bool:
     """Whether the program of sorted positions is predicted to take less than that which was written."""
-    extents = form.extents(asked.extents)
-    dtypes = {**asked.dtypes, **program_dtypes(form.program)}
-    dtypes = {tensor.name: dtypes[tensor.name] for tensor in form.program.tensors}
     try:
-        seconds = compiler.predicted(of_segments, Asked(extents, dtypes, asked.device))
-        whole = compiler.predicted(written, asked)
+        return compiler.predicted_sorted(of_segments, asked) < compiler.predicted(written, asked)
     except (ScheduleError, OverLimit):
         return False
-    return seconds + sort_seconds(form.positions(asked.extents), asked.device) < whole

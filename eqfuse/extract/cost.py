@@ -66,7 +66,13 @@ class KernelCost:
         self.on_gpu = device.kind == "gpu"
         self.work: KernelWork = work_of(kernel, on_cpu=not self.on_gpu)
         self._coverage = Coverage(kernel, shape)
-        self.uneven = frozenset(axis for axis, each in ragged(kernel).items() if each.segment)
+        data = ragged(kernel)
+        sides = {a for p in self.work.products for a in (*p.contraction.rows, *p.contraction.columns)}
+        is_compiled = not self.on_gpu and device.position < 1
+        rows = frozenset[str]().union(*(each.axes for each in data.values())) if is_compiled else ()
+        self.alone_in_blocks = dict.fromkeys(set(rows) - sides, 1)
+        """Rows with ranges of their own that C++ walks one by one, whatever the plan's blocks."""
+        self.uneven = frozenset(axis for axis, each in data.items() if each.segment)
         self._vectors = loads_vectors(kernel, shape)
         self._again = bytes_read_again(kernel, shape)
 
@@ -112,7 +118,7 @@ class _Priced:
     def __init__(self, cost: KernelCost, config: KernelConfig) -> None:
         self.cost, self.config, self.device, self.work = cost, config, cost.device, cost.work
         extents = cost.shape.extents
-        walked = cost._coverage.visited(config.sizes(extents))
+        walked = cost._coverage.visited({**config.sizes(extents), **cost.alone_in_blocks})
         self.extents = {**extents, **walked}
         for axis, by in self.work.sharded.items():
             self.extents[axis] = math.ceil(self.extents[axis] / self.extents[by])

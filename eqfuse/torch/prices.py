@@ -26,7 +26,7 @@ from eqfuse.rules.scope import current
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.torch.operators.products import ATTENTION
-from eqfuse.torch.regions import FREE, Region, hint, kind, packet, tensors_of
+from eqfuse.torch.regions import FREE, Region, added_by_key, hint, kind, packet, tensors_of
 
 BLOCKS = 4
 """Thread blocks of 16 warps that fill an SM: a row that is larger than their share of it is not kept."""
@@ -157,6 +157,8 @@ def _seconds(group: Sequence[fx.Node], device: Device) -> float:
     read = tensors_of(list(outside))
     wrote = [node for node in group if any(user not in inside for user in node.users)]
     moved = sum(map(_bytes, [*read, *tensors_of(wrote)])) + _again(group, read, wrote, device)
+    added = [source for node in group if (source := added_by_key(node)) is not None]
+    moved += 2 * sum(map(_bytes, tensors_of(added)))  # each is added to what is there, wherever that is
     half = any(tensor.element_size() <= 2 for tensor in read)
     work = sum(_operations(node) for node in group if _is_product(node))
     return max(moved / device.bandwidth, work / _rate(device, half)) + device.launch
@@ -204,7 +206,11 @@ def fused(
 
         def make() -> float | str:
             try:
-                return compiler.predicted(derive(), asked)
+                derived = derive()
+                alone, of_segments = compiler.predicted(derived, asked), compiler.of_segments(derived)
+                if of_segments is None:
+                    return alone
+                return min(alone, compiler.predicted_sorted(of_segments, asked))
             except OverLimit:
                 raise  # with more time there may be one
             except EqfuseError as error:

@@ -39,8 +39,12 @@ FREE = frozenset(
      "split_with_sizes", "alias", "detach", "unbind"))]
 )  # fmt: skip
 """Views, and the parts of results with several."""
+SUMS_BY_KEY = frozenset(
+    f"aten.{name}" for name in ("scatter_add", "index_add", "scatter_reduce", "index_reduce")
+)
+"""Reductions over positions that a tensor selects, which are sorted."""
 WRITES = frozenset(
-    f"aten.{name}" for name in ("scatter", "scatter_add", "index_put", "_unsafe_index_put", "index_add", "index_copy", "index_fill")
+    f"aten.{name}" for name in ("scatter", "index_put", "_unsafe_index_put", "index_copy", "index_fill")
 )  # fmt: skip
 """Writes at positions of a tensor, of which every position of the result would look at all; torch goes to each once."""
 CONVOLUTIONS = frozenset({"aten.convolution"})
@@ -108,7 +112,7 @@ def kind(node: fx.Node) -> str:
         return "no"
     if name in PRODUCTS:
         return "product"
-    if name in REDUCTIONS:
+    if name in REDUCTIONS | SUMS_BY_KEY or _adds(node):
         return "reduction"
     if (
         name in TABLE
@@ -117,6 +121,23 @@ def kind(node: fx.Node) -> str:
     ):
         return "other"
     return "no"
+
+
+def added_by_key(node: fx.Node) -> fx.Node | None:
+    """What a node reduces by the positions that a tensor selects; None of others."""
+    if packet(node) in SUMS_BY_KEY:
+        source = node.args[3] if len(node.args) > 3 else node.kwargs.get("src", node.kwargs.get("source"))
+    elif _adds(node):
+        source = node.args[2] if len(node.args) > 2 else node.kwargs.get("values")
+    else:
+        return None
+    return source if isinstance(source, fx.Node) else None
+
+
+def _adds(node: fx.Node) -> bool:
+    """Whether a write at positions adds to what is there."""
+    is_put = packet(node) in ("aten.index_put", "aten._unsafe_index_put")
+    return is_put and bool(node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False))
 
 
 def _is_known(node: fx.Node) -> bool:
