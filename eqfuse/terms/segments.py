@@ -25,6 +25,7 @@ import torch
 
 from eqfuse.errors import EqfuseError
 from eqfuse.names import Names
+from eqfuse.terms.assume import conjuncts
 from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.extents import program_of, sizes_in
 from eqfuse.terms.folds import fold_of
@@ -50,6 +51,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import axes_of, sized_axes
+from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascending
 
@@ -239,7 +241,8 @@ class Segments:
         for sort in self.sorts:
             if all(axis in extents for axis in sort.axes):
                 found[sort.position] = math.prod(extents[axis] for axis in sort.axes)
-        return found
+        copies = self.program.domains.items()
+        return found | {copy: found[axis] for copy, axis in copies if axis in found}
 
     @property
     def _gone(self) -> frozenset[str]:
@@ -332,6 +335,7 @@ class _Sorting:
         self.names = Names(chain(*taken, program.scalars, axes_of(program.outputs), program.domains))
         declared = (tensor.name for tensor in program.tensors if tensor.dtype in INTEGERS)
         self._keys = {*declared, *program.integer_tensors}
+        self._extents, self._first = alike(program), dict[str, str]()
         self._known: dict[Expr, Expr] = {}
         self._positions: dict[tuple[str, tuple[str, ...]], str] = {}
 
@@ -398,6 +402,7 @@ class _Sorting:
             axis: Load(name, (*index, at)) for axis, name in zip(walked, sort.order, strict=True)
         }
         size: dict[Expr, Expr] = {Size(walked[0]): Size(at.name)} if len(walked) == 1 else {}
+        body = _where_equal(body, walked, condition, {key: group})
         made = substitute_axes(_replaced_outside(body, walked, {condition: inside, **size}), orders)
         for axis in reversed([at.name, *(axis for axis in axes if axis not in walked)]):
             made = Reduce(node.op, axis, made)
@@ -427,7 +432,10 @@ class _Sorting:
         return self._positions[known]
 
     def _base(self, axis: str) -> str:
-        return self.program.domains.get(axis, axis)
+        """The first axis of the same extent as this one, so that positions along both have one order."""
+        own = self.program.domains.get(axis, axis)
+        extent = self._extents.get(own, own)
+        return own if isinstance(extent, int) else self._first.setdefault(extent, own)
 
 
 def _outside(expr: Expr, axes: Collection[str]) -> Iterator[Expr]:
@@ -435,6 +443,18 @@ def _outside(expr: Expr, axes: Collection[str]) -> Iterator[Expr]:
     return post_order(
         [expr], lambda node: () if isinstance(node, Reduce) and node.axis in axes else children(node)
     )
+
+
+def _where_equal(expr: Expr, axes: Collection[str], condition: Expr, values: Mapping[Expr, Expr]) -> Expr:
+    """`expr` with the key as the position that it is equal to, wherever the condition has been asked."""
+    found: dict[Expr, Expr] = {
+        node: Call("where", (asked, _replaced_outside(chosen, axes, values), other))
+        for node in _outside(expr, axes)
+        if isinstance(node, Call) and node.fn == "where"
+        for asked, chosen, other in [node.args]
+        if condition in conjuncts(asked, True)
+    }
+    return _replaced_outside(expr, axes, found)
 
 
 def _replaced_outside(expr: Expr, axes: Collection[str], values: Mapping[Expr, Expr]) -> Expr:

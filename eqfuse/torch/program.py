@@ -378,7 +378,7 @@ def _quiet() -> Iterator[None]:
 KEPT = (
     "detach", "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
     "softmax.int", "log_softmax.int", "silu", "masked_fill.Scalar", "masked_fill.Tensor", "tril", "triu",
-    "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter", "einsum", "roll", "hardswish", "hardsigmoid",
+    "logsumexp", "gelu", "index_select", "index_add", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter", "einsum", "roll", "hardswish", "hardsigmoid",
     *(f"{name}{count}d.vec" for name in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
     "upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_bicubic2d.vec", "upsample_trilinear3d.vec",
 )  # fmt: skip
