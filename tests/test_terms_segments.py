@@ -155,6 +155,27 @@ CALLS: dict[str, tuple[str, Callable[[np.random.Generator], dict[str, Any]]]] = 
         "ids: i64[t]\nk[v] = argmax[t](where(ids[t] == v, x[t], -inf))",
         lambda r: {"ids": np.arange(60) % 5, "x": r.integers(0, 4, 60).astype(float), "sizes": {"v": 5}},
     ),
+    "a column of keys": (
+        "ids: i64[t,c]\ny[v,d] = sum[t](where(ids[t,1] == v, x[t,d], 0))",
+        lambda r: {"ids": _keys(12, 2, most=5, rng=r), "x": r.normal(size=(12, 3)), "sizes": {"v": 5}},
+    ),
+    "softmax of messages": (
+        """
+        dst: i64[e]
+        m[n] = max[e](where(dst[e] == n, a[e], -inf))
+        p[e] = exp(a[e] - m[dst[e]])
+        z[n] = sum[e](where(dst[e] == n, p[e], 0))
+        y[n,d] = sum[e](where(dst[e] == n, p[e] / z[dst[e]] * x[src[e],d], 0))
+        return y
+        """,
+        lambda r: {
+            "dst": r.permutation(np.arange(40) % 6),
+            "src": r.integers(0, 6, 40),
+            "a": 9 * r.normal(size=40),
+            "x": r.normal(size=(6, 3)),
+            "sizes": {"n": 6},
+        },
+    ),
     "made of integers": (
         "ids: i32[t]\nb: i64[u]\nk: i64\ny[v] = sum[t,u](where(v == where(ids[t] < 0, ids[t] + 9, ids[t] * k) // 2 + b[u] % 3 + t % 2, x[t,u], 0))",
         lambda r: {

@@ -162,7 +162,10 @@ def _evaluated(
                 at = numbers(extents[name])
                 found[node] = at.reshape([-1 if axis == name else 1 for axis in dims])
             case Load(name, index):
-                taken, names = load(name), [at.name for at in index if isinstance(at, Axis)]
+                names = [at.name for at in index if isinstance(at, Axis)]
+                taken = load(name)[
+                    (..., *(at.value if isinstance(at, Const) else slice(None) for at in index))
+                ]
                 before = taken.ndim - len(names)
                 order = (*range(before), *(before + names.index(axis) for axis in dims if axis in names))
                 taken = taken.transpose(order) if library is np else taken.permute(order)
@@ -201,7 +204,10 @@ def _is_key(expr: Expr, tensors: Collection[str], scalars: Collection[str]) -> b
                 return name in scalars
             case Load(name, index):
                 names = [at.name for at in index if isinstance(at, Axis)]
-                return name in tensors and len(names) == len(index) == len(set(names))
+                numbers = [
+                    at for at in index if isinstance(at, Const) and type(at.value) is int and at.value >= 0
+                ]
+                return name in tensors and len(names) == len(set(names)) == len(index) - len(numbers)
             case Call("floordiv" | "mod", (_, Const(int(by)))):
                 return by > 0
             case Call("floordiv" | "mod", (_, Size())):
