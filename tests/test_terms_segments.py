@@ -14,13 +14,14 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.calls import routing
 from eqfuse.certification import Checks, certify
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import VerificationError
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, call, transform
-from eqfuse.terms.parser import parse
+from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import output_lines
 from eqfuse.terms.segments import Segments, Sort, segments
 from eqfuse.terms.sizes import bind
@@ -419,3 +420,68 @@ def test_a_wrong_order_is_not_verified(name: str) -> None:
         return
     with pytest.raises(VerificationError):
         certify(derived, compiled, Checks(16, again=True))
+
+
+def _drawn(seed: int) -> tuple[str, dict[str, Any]]:
+    """A program that reduces by a key, and what it is called with."""
+    rng = np.random.default_rng(seed)
+    sizes = {"b": int(rng.integers(1, 5)), "t": int(rng.integers(1, 30)), "d": int(rng.integers(1, 4))}
+    segments_ = int(rng.integers(1, 9))
+    over = [("t",), ("b", "t"), ("t", "b"), ("t", "d"), ("t",)][rng.integers(5)]
+    key_axes = [("t",), ("b", "t"), ("t", "b")][rng.integers(3)]
+    out = [axis for axis in ("b", "d") if axis not in over]
+    key = f"k[{', '.join(key_axes)}]"
+    key = [
+        key,
+        key,
+        f"where({key} < 0, {key} + {segments_}, {key})",
+        f"({key} + 1) // 2",
+        f"({key} + t) % {segments_}",
+    ][rng.integers(5)]
+    op, identity = [("sum", "0"), ("max", "-inf"), ("min", "inf"), ("prod", "1"), ("logsumexp", "-inf")][
+        rng.integers(5)
+    ]
+    value = ["x[b,t,d]", "x[b,t,d] * w[t]", "exp(x[b,t,d]) + t", "x[b,t,d] - m[v]"][rng.integers(4)]
+    mask = ["", " & (w[t] > 0)", " & (t < N(t) - 1)"][rng.integers(3)]
+    left = [f"y[{', '.join((*out, 'v'))}]", f"y[{', '.join(('v', *out))}]"][rng.integers(2)]
+    lines = ["k: i64[" + ", ".join(key_axes) + "]"]
+    if "m[v]" in value:
+        lines.append(f"m[v] = max[b, t](where({key} == v, w[t], -1))")
+    lines.append(f"{left} = {op}[{', '.join(over)}](where(({key} == v){mask}, {value}, {identity}))")
+    values: dict[str, Any] = {
+        "k": rng.integers(-3, segments_ + 3, [sizes[axis] for axis in key_axes]),
+        "x": rng.normal(size=[sizes[axis] for axis in ("b", "t", "d")]),
+        "w": rng.normal(size=sizes["t"]),
+        "sizes": {**sizes, "v": segments_},
+    }
+    program = parse("\n".join(lines))
+    read = {tensor.name for tensor in program.tensors}
+    axes = set(axes_of(program.outputs))
+    values = {name: value for name, value in values.items() if name in read or name == "sizes"}
+    values["sizes"] = {axis: size for axis, size in values["sizes"].items() if axis in axes}
+    return "\n".join(lines), values
+
+
+def _check_drawn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "_is_sooner", lambda *_: True)
+    source, values = _drawn(seed)
+    given, sizes = _apart(values)
+    kernel = eq.compile(source, target="cpu", native="off")
+    found = kernel(**_torch(given), sizes=sizes)
+    if kernel._current.views is None or kernel._current.views.segments is None:
+        assert segments(kernel.program) is None
+    wanted = reference(kernel.program, given, {}, sizes)
+    torch.testing.assert_close(
+        found.double(), torch.as_tensor(np.asarray(wanted)), rtol=2e-4, atol=2e-4, equal_nan=True, msg=source
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_programs_by_key(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _check_drawn(seed, monkeypatch)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(100, 400))
+def test_many_programs_by_key(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _check_drawn(seed, monkeypatch)
