@@ -43,6 +43,7 @@ REPORTS: Mapping[str, str] = {
     "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
     "algebra": "orders of sums and products: chosen, as written and by hand in torch; costs, times, errors; random chains",
     "scans": "prefixes and recurrences beside torch, at a length and at twice that: plans, proofs, times, errors",
+    "keys": "reductions by key beside torch, at a number of positions and at twice that, and skewed: plans, times, errors",
     "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
     "ragged": "packed documents and paged decode on a GPU beside FlexAttention and torch's varlen attention",
     "gallery": "the programs of docs/gallery beside torch and torch.compile; writes the table of docs/gallery.md",
@@ -58,7 +59,7 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 """The programs of benchmarks that have others than those of the papers."""
 
 OWN = frozenset(
-    {"scans", "algebra", "opinfo", "sweep", "lengths", "ragged", "models", "training", "families"}
+    {"keys", "scans", "algebra", "opinfo", "sweep", "lengths", "ragged", "models", "training", "families"}
 )
 """Benchmarks with programs of their own, which look for names themselves."""
 

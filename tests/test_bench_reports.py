@@ -295,6 +295,15 @@ def test_every_report_is_there() -> None:
 
 
 @pytest.mark.slow
+def test_keys(tmp_path: Path) -> None:
+    """Reductions by key are right, sorted or not."""
+    options = Options(only="gradient of an embedding,messages,attention,variance", small=True)
+    assert run("keys", options, output=tmp_path / "x.json") == 0
+    rows = rows_of(tmp_path / "x.json")
+    assert len(rows) == 6 and all(row["error"] < 1e-5 for row in rows)
+
+
+@pytest.mark.slow
 def test_scans(tmp_path: Path) -> None:
     """Prefixes of a few kinds are scans, proved, and right at 2,000 positions."""
     options = Options(only="cumsum,logcumsumexp,running mean,linear attention", small=True)
