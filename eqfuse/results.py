@@ -41,7 +41,7 @@ from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.folds import Fold, folds_in
 from eqfuse.terms.nodes import Expr, Output, Program, Reduce
 from eqfuse.terms.prefixes import Prefix
-from eqfuse.terms.segments import Segments, Sort
+from eqfuse.terms.segments import Ends, Segments, Sort
 from eqfuse.terms.views import Views
 from eqfuse.verify.certificate import Certificate, StageReport
 
@@ -193,6 +193,7 @@ CODEC = Codec(
         + (
             Candidate,
             CollapsedAxes,
+            Ends,
             plans.Cost,
             plans.GroupPlan,
             plans.KernelConfig,

@@ -156,6 +156,21 @@ CALLS: dict[str, tuple[str, Callable[[np.random.Generator], dict[str, Any]]]] = 
         "ids: i64[t]\nk[v] = argmax[t](where(ids[t] == v, x[t], -inf))",
         lambda r: {"ids": np.arange(60) % 5, "x": r.integers(0, 4, 60).astype(float), "sizes": {"v": 5}},
     ),
+    "softmax of each edge": (
+        """
+        dst: i64[e]
+        m[n,h] = max[e](where(dst[e] == n, a[e,h], -inf))
+        p[e,h] = exp(a[e,h] - m[dst[e],h])
+        z[n,h] = sum[e](where(dst[e] == n, p[e,h], 0))
+        y[e,h] = p[e,h] / z[dst[e],h]
+        return y
+        """,
+        lambda r: {"dst": r.permutation(np.arange(40) % 6), "a": 9 * r.normal(size=(40, 2))},
+    ),
+    "as many as are alike": (
+        "g: i64[b,t]\ny[b,u] = sum[t](where(g[b,t] == g[b,u] % 3 + k[b], x[t], 0))\nk: i32[b]",
+        lambda r: {"g": _keys(3, 9, most=4, rng=r), "k": r.integers(-1, 2, 3), "x": r.normal(size=9)},
+    ),
     "a column of keys": (
         "ids: i64[t,c]\ny[v,d] = sum[t](where(ids[t,1] == v, x[t,d], 0))",
         lambda r: {"ids": _keys(12, 2, most=5, rng=r), "x": r.normal(size=(12, 3)), "sizes": {"v": 5}},
@@ -431,6 +446,7 @@ def _drawn(seed: int) -> tuple[str, dict[str, Any]]:
     key_axes = [("t",), ("b", "t"), ("t", "b")][rng.integers(3)]
     out = [axis for axis in ("b", "d") if axis not in over]
     key = f"k[{', '.join(key_axes)}]"
+    of_data = bool(rng.integers(3) == 0)
     key = [
         key,
         key,
@@ -443,15 +459,17 @@ def _drawn(seed: int) -> tuple[str, dict[str, Any]]:
     ]
     value = ["x[b,t,d]", "x[b,t,d] * w[t]", "exp(x[b,t,d]) + t", "x[b,t,d] - m[v]"][rng.integers(4)]
     mask = ["", " & (w[t] > 0)", " & (t < N(t) - 1)"][rng.integers(3)]
+    at = "g[v]" if of_data else "v"
     left = [f"y[{', '.join((*out, 'v'))}]", f"y[{', '.join(('v', *out))}]"][rng.integers(2)]
-    lines = ["k: i64[" + ", ".join(key_axes) + "]"]
+    lines = ["k: i64[" + ", ".join(key_axes) + "]", *(["g: i64[v]"] if of_data else [])]
     if "m[v]" in value:
         lines.append(f"m[v] = max[b, t](where({key} == v, w[t], -1))")
-    lines.append(f"{left} = {op}[{', '.join(over)}](where(({key} == v){mask}, {value}, {identity}))")
+    lines.append(f"{left} = {op}[{', '.join(over)}](where(({key} == {at}){mask}, {value}, {identity}))")
     values: dict[str, Any] = {
         "k": rng.integers(-3, segments_ + 3, [sizes[axis] for axis in key_axes]),
         "x": rng.normal(size=[sizes[axis] for axis in ("b", "t", "d")]),
         "w": rng.normal(size=sizes["t"]),
+        "g": rng.integers(-3, segments_ + 3, segments_),
         "sizes": {**sizes, "v": segments_},
     }
     program = parse("\n".join(lines))

@@ -60,48 +60,78 @@ LONGEST = 2**31
 
 
 @dataclass(frozen=True)
+class Ends:
+    """Where the segments of a sort begin and end of which the key is `value`, at positions of `axes`: the tensors `names`. Of a value that is
+    a position, the end of a segment is the start of the next one, and there is one tensor."""
+
+    value: Expr
+    axes: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Sort:
     """Positions of `axes`, the outermost first, in the order of the integers `key`, for every position of `rows`. They are
     those of one axis, `position`; the tensors `order` have, for each of them, a position of each of `axes`; one that is not read has no
-    name. A position of `group` is the value of the key in one segment, which `ends` tells."""
+    name."""
 
     key: Expr
     rows: tuple[str, ...]
     axes: tuple[str, ...]
-    group: str
     position: str
     order: tuple[str, ...]
-    ends: str
+    ends: tuple[Ends, ...] = ()
 
     def __str__(self) -> str:
         rows = f" for each {', '.join(self.rows)}" if self.rows else ""
         return f"{' and '.join(self.axes)} by {show(self.key)}{rows} as {self.position}"
 
+    def groups(self, extents: Mapping[str, int]) -> int | None:
+        """The number of segments, where they are numbered by positions alone."""
+        if not all(isinstance(ends.value, Axis) for ends in self.ends):
+            return None
+        return max(extents[axis] for ends in self.ends for axis in ends.axes)
+
     def made(self, values: Mapping[str, Any], extents: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """The tensors of a call. What a key does not depend on, or a tensor is expanded along, is sorted once."""
-        groups, rows, place = extents[self.group], len(self.rows), _place_of(self.key, values)
+        rows, place = len(self.rows), _place_of(self.key, values)
 
-        def load(name: str) -> torch.Tensor:
-            tensor: torch.Tensor = values[name]
-            if tensor.dtype in (torch.int8, torch.uint8, torch.int16) and not isinstance(self.key, Load):
-                tensor = tensor.to(torch.int32)  # what they are computed in
-            steps = zip(tensor.shape, tensor.stride(), strict=True)
-            return tensor[tuple(slice(1) if n > 1 and step == 0 else slice(None) for n, step in steps)]
+        def evaluated(expr: Expr, dims: Sequence[str]) -> torch.Tensor:
+            def load(name: str) -> torch.Tensor:
+                tensor: torch.Tensor = values[name]
+                if tensor.dtype in (torch.int8, torch.uint8, torch.int16):
+                    tensor = tensor.to(torch.int32)  # what they are computed in
+                steps = zip(tensor.shape, tensor.stride(), strict=True)
+                return tensor[tuple(slice(1) if n > 1 and step == 0 else slice(None) for n, step in steps)]
 
-        def numbers(count: int) -> torch.Tensor:
-            return torch.arange(count, dtype=torch.int32, device=place)
+            def numbers(count: int) -> torch.Tensor:
+                return torch.arange(count, dtype=torch.int32, device=place)
 
-        key = _evaluated(self.key, (*self.rows, *self.axes), load, numbers, torch, values, extents)
-        key = key.expand(*key.shape[:rows], *(extents[axis] for axis in self.axes)).flatten(rows)
-        # What is in no segment comes first, or last; fewer bits are sorted sooner.
-        narrow = torch.int16 if groups < 2**15 else torch.int32
-        if torch.iinfo(key.dtype).bits < torch.iinfo(narrow).bits:
-            key = key.to(narrow)
-        ordered, order = key.clamp(-1, groups).to(narrow).contiguous().sort(dim=-1, stable=True)
-        each = torch.arange(groups + 1, dtype=narrow, device=place)
-        each = each.expand(*ordered.shape[:-1], -1).contiguous()
+            found: torch.Tensor = _evaluated(expr, dims, load, numbers, torch, values, extents)
+            found = found.expand(*found.shape[:rows], *(extents[axis] for axis in dims[rows:]))
+            return found.reshape(*found.shape[:rows], -1)
+
+        key = evaluated(self.key, (*self.rows, *self.axes))
+        groups = self.groups(extents)
+        if groups is not None:  # what is in no segment comes first, or last; fewer bits are sorted sooner
+            key = key.clamp(-1, groups).to(torch.int16 if groups < 2**15 else torch.int32)
+        ordered, order = key.contiguous().sort(dim=-1, stable=True)
         repeated = [extents[axis] for axis in self.rows]
-        found = {self.ends: torch.searchsorted(ordered, each, out_int32=True).expand(*repeated, -1)}
+        found: dict[str, torch.Tensor] = {}
+        for ends in self.ends:
+            shape = [extents[axis] for axis in ends.axes]
+            if isinstance(ends.value, Axis):
+                shape = [shape[0] + 1]
+                wanted = torch.arange(*shape, dtype=key.dtype, device=place).reshape([1] * rows + shape)
+            else:
+                wanted = evaluated(ends.value, (*self.rows, *ends.axes))
+                both = torch.promote_types(wanted.dtype, ordered.dtype)
+                wanted, ordered = wanted.to(both), ordered.to(both)
+            leading = [max(pair) for pair in zip(ordered.shape[:-1], wanted.shape[:-1], strict=True)]
+            sought = ordered.expand(*leading, -1).contiguous(), wanted.expand(*leading, -1).contiguous()
+            for name, is_right in zip(ends.names, (False, True), strict=False):
+                at = torch.searchsorted(*sought, right=is_right, out_int32=True)
+                found[name] = at.reshape(*leading, *shape).expand(*repeated, *shape)
         order = order.expand(*repeated, -1)
         for name, axis in zip(reversed(self.order), reversed(self.axes), strict=True):
             is_outermost = axis == self.axes[0]
@@ -114,16 +144,30 @@ class Sort:
         self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], extents: Mapping[str, int]
     ) -> dict[str, Any]:
         """The same arrays, for those of trials: what stands before a tensor's dimensions is kept."""
-        groups, dims = extents[self.group], (*self.rows, *self.axes)
         values = {**tensors, **scalars}
-        key = np.asarray(_evaluated(self.key, dims, tensors.__getitem__, np.arange, np, values, extents))
-        before = key.shape[: key.ndim - len(dims)]
-        key = np.broadcast_to(key, (*before, *(extents[axis] for axis in dims)))
-        key = key.reshape(*before, *(extents[axis] for axis in self.rows), -1).clip(-1, groups)
+
+        def evaluated(expr: Expr, dims: Sequence[str]) -> Any:
+            made = np.asarray(_evaluated(expr, dims, tensors.__getitem__, np.arange, np, values, extents))
+            before = made.shape[: made.ndim - len(dims)]
+            made = np.broadcast_to(made, (*before, *(extents[axis] for axis in dims)))
+            return made.reshape(*before, *(extents[axis] for axis in self.rows), -1)
+
+        key, groups = evaluated(self.key, (*self.rows, *self.axes)), self.groups(extents)
+        if groups is not None:
+            key = key.clip(-1, groups)
         order = np.argsort(key, axis=-1, kind="stable")
-        ends = (key[..., None, :] < np.arange(groups + 1)[:, None]).sum(axis=-1)
         places = np.unravel_index(order, [extents[axis] for axis in self.axes])
-        return {self.ends: ends} | {n: at for n, at in zip(self.order, places, strict=True) if n}
+        found = {name: at for name, at in zip(self.order, places, strict=True) if name}
+        for ends in self.ends:
+            shape = [extents[axis] for axis in ends.axes]
+            if isinstance(ends.value, Axis):
+                shape, wanted = [shape[0] + 1], np.arange(shape[0] + 1)
+            else:
+                wanted = evaluated(ends.value, (*self.rows, *ends.axes))
+            for name, is_below in zip(ends.names, (np.less, np.less_equal), strict=False):
+                at = is_below(key[..., None, :], wanted[..., None]).sum(axis=-1)
+                found[name] = at.reshape(*at.shape[:-1], *shape)
+        return found
 
 
 _KEYED: Mapping[str, Callable[..., Any]] = {
@@ -192,7 +236,7 @@ def _place_of(key: Expr, values: Mapping[str, Any]) -> torch.device:
 
 
 def _is_key(expr: Expr, tensors: Collection[str], scalars: Collection[str]) -> bool:
-    """Whether an expression is made of integers, and what `_evaluated` computes, and depends on data."""
+    """Whether an expression is made of integers, and what `_evaluated` computes."""
 
     def is_made(node: Expr) -> bool:
         match node:
@@ -218,8 +262,11 @@ def _is_key(expr: Expr, tensors: Collection[str], scalars: Collection[str]) -> b
                 return fn in _KEYED or fn == "where"
         return False
 
-    nodes = list(walk(expr))
-    return all(map(is_made, nodes)) and any(isinstance(node, Load) for node in nodes)
+    return all(map(is_made, walk(expr)))
+
+
+def _is_of_data(expr: Expr) -> bool:
+    return any(isinstance(node, Load) for node in walk(expr))
 
 
 @dataclass(frozen=True)
@@ -258,7 +305,7 @@ class Segments:
     def fits(self, extents: Mapping[str, int]) -> bool:
         """Whether positions and segments have room in 32 bits."""
         return all(
-            max(math.prod(extents[axis] for axis in sort.axes), extents[sort.group] + 1) < LONGEST
+            max(math.prod(extents[axis] for axis in sort.axes), (sort.groups(extents) or 0) + 1) < LONGEST
             for sort in self.sorts
         )
 
@@ -296,15 +343,20 @@ def segments(program: Program) -> Segments | None:
     read = {node.tensor for node in nodes if isinstance(node, Load)}
     sorts, added, promises = list[Sort](), list[Tensor](), list(program.at_most)
     for found in sorting.sorts.values():
-        sort = replace(found, order=tuple(name if name in read else "" for name in found.order))
+        ends = tuple(sorting.ends[found.position].values())
+        sort = replace(found, order=tuple(name if name in read else "" for name in found.order), ends=ends)
         sorts.append(sort)
         rows = tuple(map(Axis, sort.rows))
         added += [
             Tensor(name, len(rows) + 1, "i64", (*sort.rows, sort.position)) for name in sort.order if name
         ]
-        added.append(Tensor(sort.ends, len(rows) + 1, "i32", (*sort.rows, sorting.names.fresh("end"))))
-        at = Axis(sort.group)
-        promises.append((Load(sort.ends, (*rows, at)), Load(sort.ends, (*rows, call("add", at, Const(1))))))
+        for each in ends:
+            axes = each.axes if len(each.names) > 1 else (sorting.names.fresh("end"),)
+            added += [Tensor(name, len(rows) + len(axes), "i32", (*sort.rows, *axes)) for name in each.names]
+            if len(each.names) == 1:
+                at = Axis(each.axes[0])
+                first, after = ((*rows, place) for place in (at, call("add", at, Const(1))))
+                promises.append((Load(each.names[0], first), Load(each.names[0], after)))
     declared = [*added, *(tensor for tensor in program.tensors if tensor.dtype and tensor.name in read)]
     left = {axis for output in outputs for axis in output.axes}
     left |= {axis for tensor in declared for axis in tensor.axes if axis is not None}
@@ -336,6 +388,7 @@ class _Sorting:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.sorts: dict[tuple[object, ...], Sort] = {}
+        self.ends: dict[str, dict[Expr, Ends]] = {}
         self.domains: dict[str, str] = {}
         taken = (t.name for t in program.tensors), (output.name for output in program.outputs)
         self.names = Names(chain(*taken, program.scalars, axes_of(program.outputs), program.domains))
@@ -365,23 +418,36 @@ class _Sorting:
             axes.append(body.axis)
             body = body.body
         for condition in _outside(body, axes):
-            match condition:
-                case Call("eq", (key, Axis() as group)) | Call("eq", (Axis() as group, key)):
-                    if self._selects(node, axes, key, group):
-                        return self._over(node, axes, body, condition, key, group)
+            if isinstance(condition, Call) and condition.fn == "eq":
+                for key, value in (condition.args, condition.args[::-1]):
+                    if self._selects(node, axes, body, key, value):
+                        return self._over(node, axes, body, condition, key, value)
         return None
 
-    def _selects(self, node: Reduce, axes: Sequence[str], key: Expr, group: Axis) -> bool:
-        """Whether the key sorts some of the axes, for each position of others, and its value is a position of one more."""
-        names = free_axes(key)
+    def _selects(self, node: Reduce, axes: Sequence[str], body: Expr, key: Expr, value: Expr) -> bool:
+        """Whether the key sorts some of the axes, for each position of others, and the value depends on none of the former. One
+        that is no position of an axis is known of segments that may overlap: nothing is multiplied along them."""
+        names, free, others = free_axes(key), free_axes(node), free_axes(value)
+        integers = self._keys, self.program.integers
         return (
-            _is_key(key, self._keys, self.program.integers)
+            _is_key(key, *integers)
+            and _is_of_data(key)
             and len(names) == len(set(map(self._base, names)))
             and not names.isdisjoint(axes)
-            and names - set(axes) <= free_axes(node)
-            and group.name in free_axes(node)
-            and group.name not in names
+            and names - set(axes) <= free
             and not self._ascends(key, axes)
+            and others <= free - set(axes)
+            and bool(
+                value not in map(Axis, names)
+                if isinstance(value, Axis)
+                else _is_key(value, *integers)
+                and _is_of_data(value)
+                and others
+                and len(others) == len(set(map(self._base, others)))
+                and not any(
+                    isinstance(part, Reduce) and not free_axes(part).isdisjoint(axes) for part in walk(body)
+                )
+            )
         )
 
     def _ascends(self, key: Expr, axes: Sequence[str]) -> bool:
@@ -392,40 +458,54 @@ class _Sorting:
         )
 
     def _over(
-        self, node: Reduce, axes: Sequence[str], body: Expr, condition: Expr, key: Expr, group: Axis
+        self, node: Reduce, axes: Sequence[str], body: Expr, condition: Expr, key: Expr, value: Expr
     ) -> Expr:
         walked = tuple(axis for axis in axes if axis in free_axes(key))
         rows = tuple(sorted(free_axes(key) - set(walked)))
-        sort = self._sort(key, rows, walked, group.name)
+        sort = self._sort(key, rows, walked)
+        others = tuple(sorted(free_axes(value) - set(rows)))
+        ends = self._ends(sort, value, others)
         index = tuple(map(Axis, rows))
         at = Axis(self._position(sort, walked))
-        first, after = (
-            Load(sort.ends, (*index, group)),
-            Load(sort.ends, (*index, call("add", group, Const(1)))),
-        )
+        if len(ends.names) == 1:
+            places = (*index, value), (*index, call("add", value, Const(1)))
+            first, after = (Load(ends.names[0], place) for place in places)
+        else:
+            first, after = (Load(name, (*index, *map(Axis, others))) for name in ends.names)
         inside = call("and", call("le", first, at), call("lt", at, after))
         orders: dict[str, Expr] = {
             axis: Load(name, (*index, at)) for axis, name in zip(walked, sort.order, strict=True)
         }
         size: dict[Expr, Expr] = {Size(walked[0]): Size(at.name)} if len(walked) == 1 else {}
-        body = _where_equal(body, walked, condition, {key: group})
+        body = _where_equal(body, walked, condition, {key: value})
         made = substitute_axes(_replaced_outside(body, walked, {condition: inside, **size}), orders)
         for axis in reversed([at.name, *(axis for axis in axes if axis not in walked)]):
             made = Reduce(node.op, axis, made)
         return made
 
-    def _sort(self, key: Expr, rows: tuple[str, ...], axes: tuple[str, ...], group: str) -> Sort:
-        key = substitute_axes(key, {axis: Axis(self._base(axis)) for axis in free_axes(key)})
+    def _named(self, expr: Expr) -> Expr:
+        """An expression over the first axes of the same extents."""
+        return substitute_axes(expr, {axis: Axis(self._base(axis)) for axis in free_axes(expr)})
+
+    def _sort(self, key: Expr, rows: tuple[str, ...], axes: tuple[str, ...]) -> Sort:
+        key = self._named(key)
         rows, axes = (tuple(map(self._base, part)) for part in (rows, axes))
-        found = key, rows, axes, self._base(group)
+        found = key, rows, axes
         if found not in self.sorts:
             position = self.names.fresh(f"{'_'.join(axes)}_sorted")
-            name = next(node.tensor for node in walk(key) if isinstance(node, Load))
             several = [f"_{axis}" if len(axes) > 1 else "" for axis in axes]
-            order = tuple(self.names.fresh(f"{name}_order{axis}") for axis in several)
-            ends = self.names.fresh(f"{name}_ends")
-            self.sorts[found] = Sort(key, rows, axes, self._base(group), position, order, ends)
+            order = tuple(self.names.fresh(f"{_tensor_of(key)}_order{axis}") for axis in several)
+            self.sorts[found] = Sort(key, rows, axes, position, order)
+            self.ends[position] = {}
         return self.sorts[found]
+
+    def _ends(self, sort: Sort, value: Expr, others: tuple[str, ...]) -> Ends:
+        known, value = self.ends[sort.position], self._named(value)
+        if value not in known:
+            of = ("ends",) if isinstance(value, Axis) else ("first", "last")
+            names = tuple(self.names.fresh(f"{_tensor_of(sort.key)}_{each}") for each in of)
+            known[value] = Ends(value, tuple(map(self._base, others)), names)
+        return known[value]
 
     def _position(self, sort: Sort, axes: tuple[str, ...]) -> str:
         """The axis of the sorted positions of these axes: copies of an axis have copies of it."""
@@ -442,6 +522,10 @@ class _Sorting:
         own = self.program.domains.get(axis, axis)
         extent = self._extents.get(own, own)
         return own if isinstance(extent, int) else self._first.setdefault(extent, own)
+
+
+def _tensor_of(key: Expr) -> str:
+    return next(node.tensor for node in walk(key) if isinstance(node, Load))
 
 
 def _outside(expr: Expr, axes: Collection[str]) -> Iterator[Expr]:
