@@ -65,14 +65,18 @@ def covering(kernel: Kernel) -> Mapping[str, Predicates]:
 @dataclass(frozen=True)
 class Ragged:
     """Ranges of an axis that data narrows. `axes` are those at whose positions the data is read; a `segment` has both
-    its ends from data."""
+    its ends from data. Those that different tensors give, neither of which is promised to ascend, are `apart`: neighbours among
+    the rows have ranges anywhere, so that a block of several walks nearly the whole axis."""
 
     axes: frozenset[str]
     segment: bool
+    apart: bool = False
 
     def share(self, blocks: Mapping[str, int], extents: Mapping[str, int]) -> float:
         """The average part of the axis that a block walks: as far as the longest of its rows, or all its segments."""
         rows = math.prod(blocks.get(axis, 1) for axis in self.axes)
+        if self.apart and rows > 1:
+            return 1.0
         if self.segment and self.axes:
             return min(1.0, rows / math.prod(extents[axis] for axis in self.axes))
         return rows / (rows + 1)
@@ -86,8 +90,9 @@ class Ragged:
 
 @lru_cache(KEPT)
 def ragged(kernel: Kernel) -> Mapping[str, Ragged]:
-    """The looped axes whose range is narrowed by a comparison of their positions with data."""
+    """The looped axes whose range is narrowed by a comparison of their positions with data, in each of their loops."""
     found: dict[str, Ragged] = {}
+    whole: set[str] = set()
     for loop in (loop for loop in loops_in(kernel.body) if not loop.unit):
         ends: set[str] = set()
         loads: list[Load] = []
@@ -104,8 +109,13 @@ def ragged(kernel: Kernel) -> Mapping[str, Ragged]:
         if ends:
             axes = frozenset[str]().union(*map(free_axes, loads)) - {loop.axis}
             before = found.get(loop.axis, Ragged(frozenset(), segment=True))
-            found[loop.axis] = Ragged(axes | before.axes, before.segment and len(ends) == 2 and not searched)
-    return found
+            segment = before.segment and len(ends) == 2 and not searched
+            tensors = {load.tensor for load in loads}
+            apart = len(tensors) > 1 and tensors.isdisjoint(name for name, _ in kernel.ascending)
+            found[loop.axis] = Ragged(axes | before.axes, segment, segment and (apart or before.apart))
+        else:
+            whole.add(loop.axis)
+    return {axis: each for axis, each in found.items() if axis not in whole}
 
 
 def _ends(condition: Expr, axis: str, ascending: Collection[tuple[str, int]]) -> frozenset[str]:

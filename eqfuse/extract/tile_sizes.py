@@ -154,7 +154,7 @@ def _rows_apart(
     found: dict[str, int] = {}
     for axis, each in ragged(kernel).items():
         average = max(1, round(each.share({}, extents) * extents[axis]))
-        average *= math.prod(extents[a] for a in near if a not in each.axes)
+        average *= GPU_SEGMENT if each.apart else math.prod(extents[a] for a in near if a not in each.axes)
         for row in each.axes & frozenset(usage.parallel) - sides:
             found[row] = min(
                 limits[row], power_of_two(max(1, GPU_SEGMENT // FLOAT_BYTES // average)), found.get(row, 1024)

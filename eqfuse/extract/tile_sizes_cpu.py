@@ -66,6 +66,8 @@ def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     for axis, data in ragged(kernel).items():  # a longer tile would be masked for the most part
         if data.segment and axis in limits:
             limits[axis] = min(limits[axis], max(SEGMENT, math.ceil(data.share({}, extents) * extents[axis])))
+        if data.apart:
+            limits |= dict.fromkeys(data.axes & frozenset(usage.parallel) - sides, 1)
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
     walked = [
         a for a in blocks if a not in whole and a not in usage.units and a not in packed and limits[a] > 1

@@ -396,7 +396,7 @@ class _Sorting:
         self._keys = {*declared, *program.integer_tensors}
         self._extents, self._first = alike(program), dict[str, str]()
         self._known: dict[Expr, Expr] = {}
-        self._positions: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._copies: dict[str, list[str]] = {}
 
     def visit(self, node: Expr) -> Expr:
         """An expression, with its reductions over sorted positions."""
@@ -420,13 +420,14 @@ class _Sorting:
         for condition in _outside(body, axes):
             if isinstance(condition, Call) and condition.fn == "eq":
                 for key, value in (condition.args, condition.args[::-1]):
-                    if self._selects(node, axes, body, key, value):
-                        return self._over(node, axes, body, condition, key, value)
+                    if self._selects(node, axes, key, value):
+                        known = _where_equal(body, axes, condition, {key: value})
+                        if isinstance(value, Axis) or not _reduces_along(known, axes):
+                            return self._over(node, axes, known, condition, key, value)
         return None
 
-    def _selects(self, node: Reduce, axes: Sequence[str], body: Expr, key: Expr, value: Expr) -> bool:
-        """Whether the key sorts some of the axes, for each position of others, and the value depends on none of the former. One
-        that is no position of an axis is known of segments that may overlap: nothing is multiplied along them."""
+    def _selects(self, node: Reduce, axes: Sequence[str], key: Expr, value: Expr) -> bool:
+        """Whether the key sorts some of the axes, for each position of others, and the value depends on none of the former."""
         names, free, others = free_axes(key), free_axes(node), free_axes(value)
         integers = self._keys, self.program.integers
         return (
@@ -444,9 +445,6 @@ class _Sorting:
                 and _is_of_data(value)
                 and others
                 and len(others) == len(set(map(self._base, others)))
-                and not any(
-                    isinstance(part, Reduce) and not free_axes(part).isdisjoint(axes) for part in walk(body)
-                )
             )
         )
 
@@ -466,7 +464,7 @@ class _Sorting:
         others = tuple(sorted(free_axes(value) - set(rows)))
         ends = self._ends(sort, value, others)
         index = tuple(map(Axis, rows))
-        at = Axis(self._position(sort, walked))
+        at = Axis(self._position(sort, free_axes(node)))
         if len(ends.names) == 1:
             places = (*index, value), (*index, call("add", value, Const(1)))
             first, after = (Load(ends.names[0], place) for place in places)
@@ -477,7 +475,6 @@ class _Sorting:
             axis: Load(name, (*index, at)) for axis, name in zip(walked, sort.order, strict=True)
         }
         size: dict[Expr, Expr] = {Size(walked[0]): Size(at.name)} if len(walked) == 1 else {}
-        body = _where_equal(body, walked, condition, {key: value})
         made = substitute_axes(_replaced_outside(body, walked, {condition: inside, **size}), orders)
         for axis in reversed([at.name, *(axis for axis in axes if axis not in walked)]):
             made = Reduce(node.op, axis, made)
@@ -507,15 +504,15 @@ class _Sorting:
             known[value] = Ends(value, tuple(map(self._base, others)), names)
         return known[value]
 
-    def _position(self, sort: Sort, axes: tuple[str, ...]) -> str:
-        """The axis of the sorted positions of these axes: copies of an axis have copies of it."""
-        if axes == sort.axes:
-            return sort.position
-        known = sort.position, axes
-        if known not in self._positions:
-            self._positions[known] = name = self.names.fresh(f"{'_'.join(axes)}_sorted")
-            self.domains[name] = sort.position
-        return self._positions[known]
+    def _position(self, sort: Sort, taken: Collection[str]) -> str:
+        """The axis of the sorted positions, or a copy of it, whichever is not taken by a reduction around."""
+        copies = self._copies.setdefault(sort.position, [sort.position])
+        for name in copies:
+            if name not in taken:
+                return name
+        copies.append(name := self.names.fresh(sort.position))
+        self.domains[name] = sort.position
+        return name
 
     def _base(self, axis: str) -> str:
         """The first axis of the same extent as this one, so that positions along both have one order."""
@@ -533,6 +530,13 @@ def _outside(expr: Expr, axes: Collection[str]) -> Iterator[Expr]:
     return post_order(
         [expr], lambda node: () if isinstance(node, Reduce) and node.axis in axes else children(node)
     )
+
+
+def _reduces_along(expr: Expr, axes: Collection[str]) -> bool:
+    """Whether something is reduced at each position of the axes, as products of matrices are: they are no longer tiles of neighbours
+    once positions are sorted, and segments of values that are no positions may be as long as the axis."""
+    found = post_order([expr], lambda node: () if isinstance(node, Reduce) else children(node))
+    return any(isinstance(node, Reduce) and not free_axes(node).isdisjoint(axes) for node in found)
 
 
 def _where_equal(expr: Expr, axes: Collection[str], condition: Expr, values: Mapping[Expr, Expr]) -> Expr:
