@@ -786,6 +786,7 @@ class Kernel:
             self.graded,
             partial(account_of, derived, compiled, dict(compiled.chosen.plan.sizes) or compiled.extents),
             self.kept,
+            derived.views,
         )
 
     @_of_last_call

@@ -294,6 +294,18 @@ def test_calls_are_sorted_where_that_takes_less(name: str, rng: np.random.Genera
     assert "sorted positions" not in str(kernel.certificate)
 
 
+def test_explanations_say_what_is_sorted(rng: np.random.Generator) -> None:
+    kernel, values, _ = _large("embedding", rng)
+    kernel(**values)
+    assert kernel.derivation.check()
+    said = kernel.explain()
+    assert "y[v, d] = sum[t](where(ids[t] == v, x[t, d], 0))" in said
+    assert "It runs as the program below: sorted positions (t by ids[t] as t_sorted)." in said
+    tuned = kernel.tune(**values, seconds=0.2, plans=2)
+    assert tuned is not None
+    _agrees(kernel(**values), kernel, values)
+
+
 def test_keys_are_read_at_each_call(rng: np.random.Generator) -> None:
     kernel, values, _ = _large("embedding", rng)
     launch = kernel.bind(**values)

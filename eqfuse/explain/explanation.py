@@ -93,6 +93,10 @@ def why_not(report: Report) -> tuple[Reason, ...]:
 
 def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[Block]:
     """Everything that the text and LaTeX forms say."""
+    if report.views is not None:
+        yield Heading("as it was called")
+        yield Code("\n".join(output_lines(report.views.source.outputs)))
+        yield Prose(f"It runs as the program below: {'; '.join(report.views.passes)}.")
     yield from derivation.blocks(detail)
     obstacles = why_not(report)
     if obstacles:

@@ -12,6 +12,7 @@ from eqfuse.limits import OverLimit
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
 from eqfuse.terms.nodes import Program
+from eqfuse.terms.views import Views
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Report:
 
     `merges` are the groups of all passes that were asked for; `order` is that of all axes. `unfinished` says how the
     budget of rewriting ended, where it did; `kept` is what the program reads that
-    another one makes of constants; `refused` why the program runs as written, where it does for want of a verified form; `graded` says how
+    another one makes of constants; `views` is how it takes the tensors of another one that was called; `refused` why the program runs as written, where it does for want of a verified form; `graded` says how
     much is certain about what runs. Costs are
     predicted for sizes that are only assumed unless the kernel `was_called`.
     """
@@ -39,6 +40,7 @@ class Report:
     graded: str = "unverified"
     roles: Callable[[], tuple[str, ...]] = tuple
     kept: tuple[str, ...] = ()
+    views: Views | None = None
 
 
 @dataclass(frozen=True)
