@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Access
 from eqfuse.extract.shape import Shape
-from eqfuse.terms.nodes import Axis
+from eqfuse.terms.nodes import Axis, Load
 
 SECTOR = 128
 """Bytes next to each other that a GPU's memory gives in about the time of fewer."""
@@ -51,9 +51,11 @@ def load_seconds(
 
 def _neighbours(access: Access, blocks: Mapping[str, int], extents: Mapping[str, int]) -> float:
     """Elements that stand next to each other of those that a block reads at once; no limit is known where positions are
-    computed."""
+    computed, unless each is an element of a tensor itself: then they are anywhere."""
     found = 1
     for at in reversed(access.load.index):
+        if isinstance(at, Load):
+            return found
         if not isinstance(at, Axis):
             return math.inf
         extent = extents.get(at.name, 1)
