@@ -306,6 +306,17 @@ def test_explanations_say_what_is_sorted(rng: np.random.Generator) -> None:
     _agrees(kernel(**values), kernel, values)
 
 
+def test_lengths_that_are_near_are_not_priced_anew(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, values, _ = _large("embedding", rng)
+    kernel(**values)
+    monkeypatch.setattr(routing, "_is_sooner", lambda *_: pytest.fail("priced"))
+    fewer = {**values, "ids": values["ids"][:800], "x": values["x"][:800], "sizes": {"v": 3000}}
+    _agrees(kernel(**fewer), kernel, fewer)
+    assert "sorted positions" in str(kernel.certificate) and kernel.compilations <= 1
+
+
 def test_keys_are_read_at_each_call(rng: np.random.Generator) -> None:
     kernel, values, _ = _large("embedding", rng)
     launch = kernel.bind(**values)

@@ -20,6 +20,7 @@ from eqfuse.extract import call_estimate
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.limits import OverLimit
 from eqfuse.terms.collapse_axes import Layouts, collapse_axes, layouts
+from eqfuse.terms.integers import power_of_two
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.segments import segments
 
@@ -93,7 +94,10 @@ class Routes:
         if routes is None or views is None or (form := views.segments) is None or not form.fits(extents):
             return None
         asked = Asked(extents, dtypes, shapes.target.of(given.tensors))
-        wanted = asked.device.name, *sorted(extents.items()), *sorted(dtypes.items())
+        near = {
+            axis: power_of_two(extent) for axis, extent in extents.items()
+        }  # new lengths are not priced anew
+        wanted = asked.device.name, *sorted(near.items()), *sorted(dtypes.items())
         if wanted not in self._is_sorted:
             if len(self._is_sorted) >= MOST_KINDS:
                 self._is_sorted.clear()
