@@ -158,7 +158,8 @@ def _seconds(group: Sequence[fx.Node], device: Device) -> float:
     wrote = [node for node in group if any(user not in inside for user in node.users)]
     moved = sum(map(_bytes, [*read, *tensors_of(wrote)])) + _again(group, read, wrote, device)
     added = [source for node in group if (source := added_by_key(node)) is not None]
-    moved += 2 * sum(map(_bytes, tensors_of(added)))  # each is added to what is there, wherever that is
+    # Each is added to what is there, wherever that is: a GPU's caches do so.
+    moved += (1 if device.kind == "gpu" else 2) * sum(map(_bytes, tensors_of(added)))
     half = any(tensor.element_size() <= 2 for tensor in read)
     work = sum(_operations(node) for node in group if _is_product(node))
     return max(moved / device.bandwidth, work / _rate(device, half)) + device.launch
