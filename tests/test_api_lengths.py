@@ -24,6 +24,9 @@ from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.specialize_warps import other_roles
+from eqfuse.terms import segments as by_key
+from eqfuse.terms.parser import parse
+from eqfuse.terms.printer import show_program
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.triton.launch import interpret
@@ -463,8 +466,10 @@ def programs_of_the_documentation() -> list[str]:
 @pytest.mark.slow(but=["source0", "off: i32"])
 def test_the_programs_of_the_documentation_are_cut(source: str) -> None:
     scalars = {"g": 2} if "//g" in source else {}
+    if (of_segments := by_key.segments(parse(source, scalars=scalars))) is not None:
+        source = show_program(of_segments.program)
     kernel = eq.compile(source, target="cpu", prefer="rolling", scalars=scalars)
     assert kernel.certificate.ok
     text = str(kernel.tile)
-    axis = "s" if "sum[s]" in source else "j"
+    axis = next(axis for axis in ("s", "e_sorted", "j") if f"sum[{axis}]" in source)
     assert f"for {axis} in 0..{axis}_size" not in text and f"..{axis}_high masked" in text

@@ -300,7 +300,7 @@ def test_keys(tmp_path: Path) -> None:
     options = Options(only="gradient of an embedding,messages,attention,variance", small=True)
     assert run("keys", options, output=tmp_path / "x.json") == 0
     rows = rows_of(tmp_path / "x.json")
-    assert len(rows) == 6 and all(row["error"] < 1e-5 for row in rows)
+    assert len(rows) == 5 and all(row["error"] < 1e-5 for row in rows)
 
 
 @pytest.mark.slow
