@@ -126,9 +126,14 @@ class Routes:
         values: Mapping[str, Any],
     ) -> Any:
         """The outputs of a call, as it gives them. `key` is None where calls like this one are looked at each time."""
-        self.latest = chunked = self._chunked_call(routed.special, given) if routed.by is self.calls else None
+        routes = self.sorted() if routed.as_taken is not None else self
+        is_own = routes is not None and routed.by is routes.calls
+        taken, chunked = routed.given, None
+        if routes is not None and is_own:
+            chunked = routes._chunked_call(routed.special, taken)
+        self.latest = chunked
         if chunked is not None:
-            return given.returned(chunked({**given.tensors, **given.scalars}, routed.special.extents))
+            return given.returned(chunked({**taken.tensors, **taken.scalars}, routed.special.extents))
         return self.calls.called(key, routed, given, addresses, values)
 
     def _chunked_call(self, special: Specialization, given: Given) -> ChunkedCall | None:
