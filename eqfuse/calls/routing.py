@@ -94,9 +94,8 @@ class Routes:
         if routes is None or views is None or (form := views.segments) is None or not form.fits(extents):
             return None
         asked = Asked(extents, dtypes, shapes.target.of(given.tensors))
-        near = {
-            axis: power_of_two(extent) for axis, extent in extents.items()
-        }  # new lengths are not priced anew
+        # Lengths that are near are not priced anew.
+        near = {axis: power_of_two(extent) for axis, extent in extents.items()}
         wanted = asked.device.name, *sorted(near.items()), *sorted(dtypes.items())
         if wanted not in self._is_sorted:
             if len(self._is_sorted) >= MOST_KINDS:
@@ -126,12 +125,9 @@ class Routes:
         values: Mapping[str, Any],
     ) -> Any:
         """The outputs of a call, as it gives them. `key` is None where calls like this one are looked at each time."""
-        routes = self.sorted() if routed.as_taken is not None else self
+        routes, taken = self if routed.as_taken is None else self.sorted(), routed.given
         is_own = routes is not None and routed.by is routes.calls
-        taken, chunked = routed.given, None
-        if routes is not None and is_own:
-            chunked = routes._chunked_call(routed.special, taken)
-        self.latest = chunked
+        self.latest = chunked = routes._chunked_call(routed.special, taken) if routes and is_own else None
         if chunked is not None:
             return given.returned(chunked({**taken.tensors, **taken.scalars}, routed.special.extents))
         return self.calls.called(key, routed, given, addresses, values)
