@@ -210,21 +210,28 @@ PROGRAMS: dict[str, Scan] = {
 
 
 def run(options: Options, report: Report) -> None:
-    """Failures: a program that does not run, is not proved, takes over `MOST_RATIO` times as long at twice the length, or is wrong."""
+    """Failures: a program that does not run, is not proved, or is wrong."""
     for name in chosen_names(options.only, tuple(PROGRAMS)):
         with recorded(report.failing(name)):
             report.add(row_of(name, PROGRAMS[name], options))
     for row in report.rows:
-        if row["error"] > MOST_ERROR:
-            report.failures.append(f"{row['program']}: error {row['error']:.1e}")
         if not row["proved"]:
             report.failures.append(f"{row['program']}: its derivation does not hold")
-    slow = [row["program"] for row in report.rows if row["longer"] > MOST_RATIO]
+    summarise(report, "twice the length", MOST_RATIO, MOST_ERROR)
+
+
+def summarise(report: Report, longer: str, most_ratio: float, most_error: float) -> None:
+    """Adds what rows say together, beside torch: failures of those that are wrong, and those that take more than `most_ratio` times as
+    long at `longer`."""
+    for row in report.rows:
+        if row["error"] > most_error:
+            report.failures.append(f"{row['program']}: error {row['error']:.1e}")
+    slow = [row["program"] for row in report.rows if row["longer"] > most_ratio]
     ratios = [row["torch_ms"] / row["ms"] for row in report.rows]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
     report.summary.append(
         f"{len(report.rows)} programs; torch's time over ours {mean:.2f} by geometric mean, {min(ratios, default=1):.2f} at the least; "
-        f"over {MOST_RATIO} at twice the length: {', '.join(slow) or 'none'}"
+        f"over {most_ratio} at {longer}: {', '.join(slow) or 'none'}"
     )
 
 

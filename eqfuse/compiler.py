@@ -293,7 +293,7 @@ def predicted(derived: Derived, asked: Asked) -> float:
 def predicted_sorted(of_segments: Derived, asked: Asked) -> float:
     """Seconds that a program of sorted positions is predicted to take where the program that it was made of is asked for so, its sorting
     included; infinite where it has no plan, or positions have no room. Raises OverLimit."""
-    form = of_segments.views.segments if of_segments.views is not None else None
+    form = of_segments.segments
     if form is None or not form.fits(asked.extents):
         return math.inf
     own = {**program_dtypes(form.program), **asked.dtypes}

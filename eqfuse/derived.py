@@ -18,7 +18,9 @@ from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.printer import MergeText
 from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
+from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
+from eqfuse.terms.segments import Segments
 from eqfuse.terms.types import program_dtypes
 from eqfuse.terms.views import Views
 from eqfuse.threads import Lock
@@ -106,6 +108,16 @@ class Derived:
         with self.lock:
             state = {**self.__dict__, "specialized": {}, "unsuited": {}}
             return {n: dict(v) if isinstance(v, dict) else v for n, v in state.items()}
+
+    @property
+    def segments(self) -> Segments | None:
+        """How positions were sorted for this program; None where none were."""
+        return None if self.views is None else self.views.segments
+
+    @property
+    def collapsed(self) -> CollapsedAxes | None:
+        """How this program takes tensors as they lie; None where it takes them as the one that was called does."""
+        return None if self.views is None else self.views.collapsed
 
     @property
     def name(self) -> str:

@@ -181,14 +181,13 @@ class Kernel:
 
     def _of_views(self, layouts: Layouts, extents: Mapping[str, int]) -> Kernel | None:
         """The kernel of the program of views of tensors that lie so; None where that is the program itself."""
-        views = self.derived.views
-        if views is not None and views.collapsed is not None:
+        if self.derived.collapsed is not None:
             return None
         with self._lock:
             if layouts not in self._joints:
                 derived, joint = compiler.of_views(self.derived, layouts), None
-                if derived is not None and derived.views is not None and derived.views.collapsed is not None:
-                    first = derived.views.collapsed.extents(extents)
+                if derived is not None and derived.collapsed is not None:
+                    first = derived.collapsed.extents(extents)
                     joint = replace(self, derived=derived, prefer=None, first=first, constants=())
                 self._joints[layouts] = joint
         return self._joints[layouts]

@@ -243,7 +243,7 @@ def test_sorted_positions_mean_the_same(name: str, dtype: torch.dtype, rng: np.r
     np.testing.assert_allclose(found, reference(program, tensors, scalars, sizes), rtol=2e-6, atol=1e-6)
 
 
-def _large(name: str, rng: np.random.Generator) -> tuple[eq.Kernel, dict[str, Any], Any]:
+def _large(name: str, rng: np.random.Generator) -> tuple[eq.Kernel, dict[str, Any]]:
     """A call that is large enough to be sorted."""
     source = CALLS[name][0]
     made: dict[str, Any] = {
@@ -265,7 +265,7 @@ def _large(name: str, rng: np.random.Generator) -> tuple[eq.Kernel, dict[str, An
         },
     }[name]
     values, sizes = _apart(made)
-    return eq.compile(source, target="cpu", native="off"), {**_torch(values), "sizes": sizes}, sizes
+    return eq.compile(source, target="cpu", native="off"), {**_torch(values), "sizes": sizes}
 
 
 def _agrees(found: Any, kernel: eq.Kernel, values: dict[str, Any]) -> None:
@@ -283,7 +283,7 @@ def _agrees(found: Any, kernel: eq.Kernel, values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["embedding", "bag", "softmax by key"])
 def test_calls_are_sorted_where_that_takes_less(name: str, rng: np.random.Generator) -> None:
-    kernel, values, _ = _large(name, rng)
+    kernel, values = _large(name, rng)
     for _ in range(4):  # looked at, remembered, made for its kind, by torch's guards
         values["ids"] = values["ids"][torch.randperm(len(values["ids"]))]
         _agrees(kernel(**values), kernel, values)
@@ -295,7 +295,7 @@ def test_calls_are_sorted_where_that_takes_less(name: str, rng: np.random.Genera
 
 
 def test_explanations_say_what_is_sorted(rng: np.random.Generator) -> None:
-    kernel, values, _ = _large("embedding", rng)
+    kernel, values = _large("embedding", rng)
     kernel(**values)
     assert kernel.derivation.check()
     said = kernel.explain()
@@ -309,7 +309,7 @@ def test_explanations_say_what_is_sorted(rng: np.random.Generator) -> None:
 def test_lengths_that_are_near_are_not_priced_anew(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel, values, _ = _large("embedding", rng)
+    kernel, values = _large("embedding", rng)
     kernel(**values)
     monkeypatch.setattr(routing, "_is_sooner", lambda *_: pytest.fail("priced"))
     fewer = {**values, "ids": values["ids"][:800], "x": values["x"][:800], "sizes": {"v": 3000}}
@@ -318,7 +318,7 @@ def test_lengths_that_are_near_are_not_priced_anew(
 
 
 def test_keys_are_read_at_each_call(rng: np.random.Generator) -> None:
-    kernel, values, _ = _large("embedding", rng)
+    kernel, values = _large("embedding", rng)
     launch = kernel.bind(**values)
     for _ in range(2):
         values["ids"].copy_(torch.from_numpy(_keys(900, most=4000, rng=rng)))
@@ -328,7 +328,7 @@ def test_keys_are_read_at_each_call(rng: np.random.Generator) -> None:
 
 
 def test_strides_and_arrays_are_sorted(rng: np.random.Generator) -> None:
-    kernel, values, _ = _large("embedding", rng)
+    kernel, values = _large("embedding", rng)
     spread = {"ids": torch.stack([values["ids"]] * 2, 1)[:, 0], "x": values["x"].t().contiguous().t()}
     for _ in range(3):
         _agrees(kernel(**{**values, **spread}), kernel, values)
@@ -355,7 +355,7 @@ def test_what_has_no_room_in_32_bits_is_not_sorted(extents: dict[str, int]) -> N
 
 
 def test_kernels_that_sort_are_copied(rng: np.random.Generator) -> None:
-    kernel, values, _ = _large("embedding", rng)
+    kernel, values = _large("embedding", rng)
     kernel(**values)
     for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
         _agrees(other(**values), kernel, values)
@@ -363,7 +363,7 @@ def test_kernels_that_sort_are_copied(rng: np.random.Generator) -> None:
 
 
 def test_a_schedule_that_is_asked_for_is_that_of_the_program_as_written(rng: np.random.Generator) -> None:
-    _, values, _ = _large("embedding", rng)
+    _, values = _large("embedding", rng)
     kernel = eq.compile(CALLS["embedding"][0], target="cpu", native="off", prefer="rolling")
     kernel(**values)
     assert "sorted positions" not in str(kernel.certificate)

@@ -200,8 +200,7 @@ class Calls:
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""
-        views = self._derived.views
-        collapsed = None if views is None else views.collapsed
+        collapsed = self._derived.collapsed
         return tensors if collapsed is None else collapsed.views(tensors) or tensors
 
     def _call(self, special: Specialization, given: Given) -> Call | None:

@@ -57,10 +57,9 @@ class Routes:
         that is another one."""
         calls, shapes = self.calls, self.calls.shapes
         program = shapes.derived.program
-        made_of = shapes.derived.views
-        if shapes.prefer is not None or (made_of is not None and made_of.collapsed is not None):
+        if shapes.prefer is not None or shapes.derived.collapsed is not None:
             return calls.routed(given)
-        if made_of is None and segments(program) is not None:
+        if shapes.derived.views is None and segments(program) is not None:
             found = self._of_segments(given)
             if found is not None:
                 return found
@@ -69,8 +68,7 @@ class Routes:
             return calls.routed(given)
         extents, _ = shapes.arguments.bound(given)
         joint = None if 0 in extents.values() else self.joint(lies, extents)
-        made = None if joint is None else joint.shapes.derived.views
-        form = None if made is None else made.collapsed
+        form = None if joint is None else joint.shapes.derived.collapsed
         views = None if form is None else form.views(given.tensors)
         if joint is None or form is None or views is None:
             return calls.routed(given)
@@ -90,8 +88,8 @@ class Routes:
         shapes = self.calls.shapes
         extents, dtypes = shapes.arguments.bound(given)
         routes = None if 0 in extents.values() else self.sorted()
-        views = None if routes is None else routes.calls.shapes.derived.views
-        if routes is None or views is None or (form := views.segments) is None or not form.fits(extents):
+        form = None if routes is None else routes.calls.shapes.derived.segments
+        if routes is None or form is None or not form.fits(extents):
             return None
         asked = Asked(extents, dtypes, shapes.target.of(given.tensors))
         # Lengths that are near are not priced anew.
@@ -113,6 +111,7 @@ class Routes:
         try:
             routed = routes.routed(Given(tensors, scalars, sizes, given.numpy))
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
+            self._is_sorted[wanted] = False
             return None
         return replace(routed, extents=extents, as_taken=as_taken)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Axes, KernelWork, MatrixProduct, Step, work_of
-from eqfuse.extract.mask_coverage import Coverage, ragged
+from eqfuse.extract.mask_coverage import Coverage, ragged, rows_with_ranges
 from eqfuse.extract.residuals import CPU
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, size_of, slowdowns
 from eqfuse.extract.shape import Shape
@@ -66,13 +66,11 @@ class KernelCost:
         self.on_gpu = device.kind == "gpu"
         self.work: KernelWork = work_of(kernel, on_cpu=not self.on_gpu)
         self._coverage = Coverage(kernel, shape)
-        data = ragged(kernel)
         sides = {a for p in self.work.products for a in (*p.contraction.rows, *p.contraction.columns)}
         is_compiled = not self.on_gpu and device.position < 1
-        rows = frozenset[str]().union(*(each.axes for each in data.values())) if is_compiled else ()
-        self.alone_in_blocks = dict.fromkeys(set(rows) - sides, 1)
+        self.alone_in_blocks = dict.fromkeys(rows_with_ranges(kernel) - sides if is_compiled else (), 1)
         """Rows with ranges of their own that C++ walks one by one, whatever the plan's blocks."""
-        self.uneven = frozenset(axis for axis, each in data.items() if each.segment)
+        self.uneven = frozenset(axis for axis, each in ragged(kernel).items() if each.segment)
         self._vectors = loads_vectors(kernel, shape)
         self._again = bytes_read_again(kernel, shape)
 

@@ -81,6 +81,10 @@ class Ragged:
             return min(1.0, rows / math.prod(extents[axis] for axis in self.axes))
         return rows / (rows + 1)
 
+    def average(self, axis: str, extents: Mapping[str, int]) -> float:
+        """Positions of the axis that a row has on average."""
+        return self.share({}, extents) * extents[axis]
+
     def spread(self, blocks: Mapping[str, int]) -> float:
         """How much longer than the average the longest range of a block is, in averages."""
         if not self.axes:
@@ -116,6 +120,11 @@ def ragged(kernel: Kernel) -> Mapping[str, Ragged]:
         else:
             whole.add(loop.axis)
     return {axis: each for axis, each in found.items() if axis not in whole}
+
+
+def rows_with_ranges(kernel: Kernel) -> frozenset[str]:
+    """The axes of rows that have ranges of their own."""
+    return frozenset[str]().union(*(each.axes for each in ragged(kernel).values()))
 
 
 def _ends(condition: Expr, axis: str, ascending: Collection[tuple[str, int]]) -> frozenset[str]:

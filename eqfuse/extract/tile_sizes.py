@@ -16,7 +16,7 @@ from eqfuse.extract import tile_sizes_cpu
 from eqfuse.extract.axis_usage import AxisUsage, contiguous_axes, fill, kinds
 from eqfuse.extract.cost import FLOAT_BYTES, KernelCost
 from eqfuse.extract.devices import Device
-from eqfuse.extract.mask_coverage import ragged
+from eqfuse.extract.mask_coverage import ragged, rows_with_ranges
 from eqfuse.extract.product_tiles import LEAST, Lattice, TiledAxis
 from eqfuse.extract.resources import (
     WARPGROUP_ROWS,
@@ -153,7 +153,7 @@ def _rows_apart(
     sides = {a for c in contractions(kernel) for a in (*c.rows, *c.columns)}
     found: dict[str, int] = {}
     for axis, each in ragged(kernel).items():
-        average = max(1, round(each.share({}, extents) * extents[axis]))
+        average = max(1, round(each.average(axis, extents)))
         average *= GPU_SEGMENT if each.apart else math.prod(extents[a] for a in near if a not in each.axes)
         for row in each.axes & frozenset(usage.parallel) - sides:
             found[row] = min(
@@ -173,7 +173,7 @@ def _fit_tiles(
 ) -> tuple[int, int]:
     """Blocks of the axes in `rest` of a kernel without matrix products; returns warps and stages."""
     extents, values = shape.extents, (*widest_values(kernel), *_stored(kernel))
-    rows = frozenset[str]().union(*(each.axes for each in ragged(kernel).values()))
+    rows = rows_with_ranges(kernel)
     near = [a for a in contiguous_axes(kernel, widest=True) if a in rest]
     near.sort(key=lambda a: a in rows)  # the ends of their ranges are read along those, and little else
     order = [*near, *[a for a in reversed(rest) if a not in near and a in usage.loops]]
@@ -230,9 +230,7 @@ def _least_long(kernel: Kernel, extents: Mapping[str, int]) -> int:
 def _average_segments(kernel: Kernel, extents: Mapping[str, int]) -> dict[str, int]:
     """Positions of a segment on average, of axes that rows share out in segments."""
     return {
-        axis: math.ceil(each.share({}, extents) * extents[axis])
-        for axis, each in ragged(kernel).items()
-        if each.segment
+        axis: math.ceil(each.average(axis, extents)) for axis, each in ragged(kernel).items() if each.segment
     }
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from eqfuse.extract.axis_usage import AxisUsage, contiguous_axes, fill, kinds
 from eqfuse.extract.cost import FLOAT_BYTES
 from eqfuse.extract.devices import Device
-from eqfuse.extract.mask_coverage import covering, ragged
+from eqfuse.extract.mask_coverage import covering, ragged, rows_with_ranges
 from eqfuse.extract.residuals import CPU
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.blocks import Block
@@ -58,14 +58,11 @@ def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
         for axis in frozenset(usage.parallel).intersection(*map(free_axes, predicates)):
             limits[axis] = min(limits[axis], MATRIX)
     sides = {a for c in contractions(kernel, vectors=True) for a in (*c.rows, *c.columns)}
-    for axis in (
-        frozenset(usage.parallel)
-        & frozenset[str]().union(*(each.axes for each in ragged(kernel).values())) - sides
-    ):
+    for axis in frozenset(usage.parallel) & rows_with_ranges(kernel) - sides:
         limits[axis] = min(limits[axis], RAGGED)
     for axis, data in ragged(kernel).items():  # a longer tile would be masked for the most part
         if data.segment and axis in limits:
-            limits[axis] = min(limits[axis], max(SEGMENT, math.ceil(data.share({}, extents) * extents[axis])))
+            limits[axis] = min(limits[axis], max(SEGMENT, math.ceil(data.average(axis, extents))))
         if data.apart:
             limits |= dict.fromkeys(data.axes & frozenset(usage.parallel) - sides, 1)
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]

@@ -94,7 +94,7 @@ class Sort:
 
     def made(self, values: Mapping[str, Any], extents: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """The tensors of a call. What a key does not depend on, or a tensor is expanded along, is sorted once."""
-        rows, place = len(self.rows), _place_of(self.key, values)
+        rows, place = len(self.rows), values[_tensor_of(self.key)].device
 
         def evaluated(expr: Expr, dims: Sequence[str]) -> torch.Tensor:
             def load(name: str) -> torch.Tensor:
@@ -228,11 +228,6 @@ def _evaluated(
             case Call(fn, args):
                 found[node] = _KEYED[fn](*(found[arg] for arg in args))
     return found[key]
-
-
-def _place_of(key: Expr, values: Mapping[str, Any]) -> torch.device:
-    tensors: Iterator[torch.Tensor] = (values[node.tensor] for node in walk(key) if isinstance(node, Load))
-    return next(tensors).device
 
 
 def _is_key(expr: Expr, tensors: Collection[str], scalars: Collection[str]) -> bool:
@@ -522,6 +517,7 @@ class _Sorting:
 
 
 def _tensor_of(key: Expr) -> str:
+    """The first tensor that a key reads."""
     return next(node.tensor for node in walk(key) if isinstance(node, Load))
 
 

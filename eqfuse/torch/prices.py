@@ -26,7 +26,7 @@ from eqfuse.rules.scope import current
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.torch.operators.products import ATTENTION
-from eqfuse.torch.regions import FREE, Region, added_by_key, hint, kind, packet, tensors_of
+from eqfuse.torch.regions import FREE, Region, added_by_key, arguments, hint, kind, packet, tensors_of
 
 BLOCKS = 4
 """Thread blocks of 16 warps that fill an SM: a row that is larger than their share of it is not kept."""
@@ -127,8 +127,7 @@ def _is_cut(node: fx.Node) -> bool:
     """Whether a node is attention that a mask or causal order may cut."""
     if packet(node).removeprefix("aten.") not in ATTENTION:
         return False
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = arguments(node)
     return bool(given.get("is_causal")) or any(
         given.get(name) is not None for name in ("attn_mask", "attn_bias")
     )

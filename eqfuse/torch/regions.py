@@ -125,19 +125,23 @@ def kind(node: fx.Node) -> str:
 
 def added_by_key(node: fx.Node) -> fx.Node | None:
     """What a node reduces by the positions that a tensor selects; None of others."""
-    if packet(node) in SUMS_BY_KEY:
-        source = node.args[3] if len(node.args) > 3 else node.kwargs.get("src", node.kwargs.get("source"))
-    elif _adds(node):
-        source = node.args[2] if len(node.args) > 2 else node.kwargs.get("values")
-    else:
+    if packet(node) not in SUMS_BY_KEY and not _adds(node):
         return None
+    given = arguments(node)
+    source = next((given[name] for name in ("src", "source", "values") if name in given), None)
     return source if isinstance(source, fx.Node) else None
 
 
 def _adds(node: fx.Node) -> bool:
     """Whether a write at positions adds to what is there."""
     is_put = packet(node) in ("aten.index_put", "aten._unsafe_index_put")
-    return is_put and bool(node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False))
+    return is_put and bool(arguments(node).get("accumulate", False))
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """What an operator of ATen is given, by name."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def _is_known(node: fx.Node) -> bool:
