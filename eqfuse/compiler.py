@@ -25,7 +25,7 @@ from eqfuse.extract.candidates import Candidate, PlanSearch, by_cost, of_form, p
 from eqfuse.extract.cost import sort_seconds
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
-from eqfuse.loops.plan import SCHEDULES, WAYS, Plan
+from eqfuse.loops.plan import SCANS, SCHEDULES, WAYS, Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
@@ -276,7 +276,7 @@ def _choose(
         apart = plans(derived, derived.taken_apart(), partition, search)
         merged = (c for c in apart if c.plan.schedule in ("rolling", "split_k") and not _is_stuck(c))
         found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
-    if prefer in (None, "scan") and (order := reassociated(program, asked.extents)):
+    if prefer in (None, *SCANS) and (order := reassociated(program, asked.extents)):
         others = plans(derived, derived.in_order(order), partition, search)
         found = by_cost([*found, *(of_form(c, "reassociated", order) for c in others)])
     return found, pick(found, prefer, tuple(derived.groups.values()))

@@ -26,6 +26,7 @@ from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest, Store
 from eqfuse.loops.plan import (
+    SCANS,
     WAYS,
     Cost,
     Form,
@@ -104,30 +105,37 @@ class PlanSearch:
     def candidates(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
         """The plans of these kernels: one for every schedule that all of them have, and one with the cheapest schedule
         of each."""
-        options = {kernel.name: schedules(kernel.groups) for kernel in kernels}
+        options = {kernel.name: self._schedules(kernel) for kernel in kernels}
         if not all(options.values()):
             return []
         prices: dict[tuple[str, Schedule], float] = {}
         found: list[Candidate] = []
         for schedule in (each for each in WAYS if any(each in some for some in options.values())):
             mixed: dict[str, Schedule] = {
-                name: next((s for s in (schedule, "multi_pass") if s in some), "scan")
+                name: next((s for s in (schedule, "multi_pass") if s in some), some[0])
                 for name, some in options.items()
             }
             candidate, seconds = self._planned(kernels, mixed, schedule, extents)
             if schedule == "split_k" and (even := self._even(candidate, extents)) is not None:
                 found.append(even)
             prices |= {(name, schedule): seconds[name] for name in mixed if mixed[name] == schedule}
-            if all(mixed[k.name] == schedule for k in kernels) and _has(candidate.plan, schedule):
+            theirs = [name for name, some in options.items() if schedule not in SCANS or schedule in some]
+            if all(mixed[name] == schedule for name in theirs) and _has(candidate.plan, schedule):
                 found.append(candidate)
         cheapest = {k.name: _cheapest(k.name, options[k.name], prices) for k in kernels}
         if len(set(cheapest.values())) > 1:
             chief = max(kernels, key=lambda k: prices[k.name, cheapest[k.name]])
-            named: Schedule = "scan" if "scan" in cheapest.values() else cheapest[chief.name]
+            named = next((each for each in SCANS if each in cheapest.values()), cheapest[chief.name])
             candidate = self._planned(kernels, cheapest, named, extents)[0]
             if _has(candidate.plan, candidate.plan.schedule):
                 found.append(candidate)
         return found
+
+    def _schedules(self, kernel: KernelShape) -> tuple[Schedule, ...]:
+        """The schedules that a kernel can have here. On a CPU one thread has a row, and a tile's prefixes are no less work than those of
+        its positions one after the other."""
+        found = schedules(kernel.groups, kernel.parallel)
+        return tuple(each for each in found if each not in SCANS[1:] or self.device.kind != "cpu")
 
     def as_written(self, kernels: Sequence[KernelShape], extents: Mapping[str, int]) -> Candidate:
         """The plan with a pass for every reduction of the program, and for what is independent of it."""
@@ -403,8 +411,8 @@ def _scheduled(
         for index, group in enumerate(kernel.groups):
             mine = schedule if index == chief or everywhere else _minor(group, extents)
             if group.prefix is not None:
-                mine = "scan"
-            elif _states_walk_whole(kernel, index) or mine == "scan":
+                mine = schedule if schedule in SCANS else "scan"
+            elif _states_walk_whole(kernel, index) or mine in SCANS:
                 mine = "resident"
             plans.append(GroupPlan(group, mine))
     return KernelPlan(kernel.name, kernel.outputs, tuple(plans), kernel.parallel, kernel.whole)

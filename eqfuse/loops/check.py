@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.slots import expanded
 from eqfuse.loops.walk import defined, statements
-from eqfuse.terms.folds import PAIR, contributions, is_reduction, ranks_of
+from eqfuse.terms.folds import PAIR, contributions, is_reduction, ranks_of, unpacked
 from eqfuse.terms.functions import ARITY
 from eqfuse.terms.nodes import (
     Axis,
@@ -21,6 +21,7 @@ from eqfuse.terms.nodes import (
     Program,
     Reduce,
     Scalar,
+    Scan,
     Size,
     call,
     free_axes,
@@ -37,7 +38,7 @@ def check(nest: Nest, program: Program) -> None:
 
     Values are defined before they are read, where they are visible, with the dims they are read with.
     Every axis that an expression depends on is a position (parallel, or a unit loop) or a dim.
-    A fold is the whole right-hand side of a `Let`. Each output and each temporary is stored by
+    A fold, or a scan, is the whole right-hand side of a `Let`. Each output and each temporary is stored by
     exactly one statement, no instance writes where another does, and a temporary is stored before
     it is loaded, by an earlier kernel.
     """
@@ -85,7 +86,8 @@ def _unique(names: Iterable[str], kind: str) -> None:
 @dataclass
 class _KernelCheck:
     """Walks one kernel. `positions` are the axes that stand for one position, `fixed` those of them that
-    stand for no other one in the same instance, `tiles` those of open loops over tiles; `visible` maps the names in scope to their dims."""
+    stand for no other one in the same instance, `tiles` those of open loops over tiles; `visible` maps the names in scope to their dims, `parts`
+    the axes of open loops to those whose positions each walk a part of them."""
 
     kernel: Kernel
     readable: Mapping[str, int]
@@ -95,6 +97,7 @@ class _KernelCheck:
     tiles: set[str] = field(default_factory=set)
     visible: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fixed: set[str] = field(default_factory=set)
+    parts: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
         _unique(self.kernel.parallel, f"parallel axes of {self.kernel.name!r}, which")
@@ -129,6 +132,10 @@ class _KernelCheck:
             inner = contributions(expr)
             if (ranks := ranks_of(expr)) is not None:
                 self._ranks(name, ranks)
+        if isinstance(expr, Scan):
+            if expr.axis not in dims:
+                raise self._fail(f"{name} scans axis {expr.axis!r}, of which it has no component")
+            inner = unpacked(expr.body, len(expr.fold.state))
         self._axes(name, dims, expr)
         for part in inner:
             self._expr(name, part)
@@ -173,6 +180,8 @@ class _KernelCheck:
                     raise self._fail(f"{name} calls {fn!r} with {len(args)} arguments")
                 case Reduce(op, axis, _):
                     raise self._fail(f"{name} contains {op}[{axis}], which needs a name of its own")
+                case Scan(_, _, axis, _):
+                    raise self._fail(f"{name} contains a scan along {axis!r}, which needs a name of its own")
                 case Axis() | Size() | Const() | Scalar() | Local() | Load() | Call():
                     pass
 
@@ -188,6 +197,7 @@ class _KernelCheck:
             self._axes(name, stmt.dims, expr)
             self._expr(name, expr)
         indexed = frozenset().union(*map(free_axes, stmt.index))
+        indexed |= {self.parts[axis] for axis in indexed & self.parts.keys()}
         if racing := (self.positions - self.fixed | set(stmt.dims)) - indexed:
             raise self._fail(
                 f"{name} does not depend on axes {sorted(racing)}: several values for one element"
@@ -208,7 +218,10 @@ class _KernelCheck:
         inside.add(loop.axis)
         if loop.unit and loop.stop is call("add", loop.start, Const(1)):
             self.fixed.add(loop.axis)
+        if loop.shard is not None:
+            self.parts[loop.axis] = loop.shard
         self._body(loop.body)
+        self.parts.pop(loop.axis, None)
         inside.remove(loop.axis)
         self.fixed.discard(loop.axis)
         lets = {stmt.name: stmt.dims for stmt in loop.body if isinstance(stmt, Let)}

@@ -19,6 +19,7 @@ from eqfuse.terms.nodes import (
     Load,
     Local,
     Reduce,
+    Scan,
     children,
     free_axes,
     substitute_axes,
@@ -74,6 +75,8 @@ class KernelAxes:
                 return self._named.get(name, frozenset()) | frozenset(dims)
             case Reduce(_, axis, body):
                 return self.of(body) - {axis}
+            case Scan(_, _, axis, body):
+                return self.of(body) | {axis}
             case _:
                 return frozenset().union(*map(self.of, children(expr)))
 

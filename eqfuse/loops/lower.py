@@ -3,6 +3,9 @@
     rolling     one loop; after each tile the states stand for what was seen, repaired by the merge
     multi_pass  one loop per dependency level; each reads the exact states of earlier ones
     resident    no loop; the whole axis at once
+    scan        one loop, position by position, that stores outputs of prefixes at each
+    scan_tiles  the same tile by tile (scans.py)
+    scan_split  the same with shards at the same time: a kernel for their states, one for those before each, one that goes on
     split_k     a kernel whose instances each roll over one shard, then one that merges their states; with `even`, a kernel
                 before both deals instances out to rows (slots.py)
 
@@ -22,7 +25,8 @@ from eqfuse.errors import ScheduleError
 from eqfuse.loops.builder import Builder
 from eqfuse.loops.check import check
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Nest, Slots
-from eqfuse.loops.plan import GroupPlan, KernelPlan, Plan
+from eqfuse.loops.plan import SCANS, GroupPlan, KernelPlan, Plan
+from eqfuse.loops.scans import Order, prefixes, rolled, scanned
 from eqfuse.loops.share import named, pruned, rename_locals, shared
 from eqfuse.loops.slots import counting, instance, quotient_up
 from eqfuse.loops.unify import unified
@@ -50,6 +54,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.prefixes import Prefix
 from eqfuse.terms.promises import ascending, longer
 
 
@@ -176,8 +181,8 @@ class _KernelLowering:
     def kernels(self) -> Iterator[Kernel]:
         """The kernels, unshared and unpruned, in the order in which they run."""
         plan = self._plan
-        if any(group.schedule == "scan" for group in plan.groups):
-            yield self._scan()
+        if any(group.schedule in SCANS for group in plan.groups):
+            yield from self._scans()
             return
         split = [index for index, group in enumerate(plan.groups) if group.schedule == "split_k"]
         for number, index in enumerate(split):
@@ -198,41 +203,107 @@ class _KernelLowering:
         for number, (axes, outputs) in enumerate(maps.items()):
             yield self._map(_numbered(f"{plan.name}_map", number), axes, outputs, merges=alone)
 
-    def _scan(self) -> Kernel:
-        """The kernel that walks an axis position by position, and stores outputs at each, from the states before or after it."""
-        plan, build = self._plan, self._builder(self._plan.parallel)
-        (scan,) = (each for each in plan.groups if each.schedule == "scan")
-        group, merge = scan.group, _merge_of(scan)
-        axis, prefix = group.axis, group.prefix
-        assert prefix is not None
-        self._groups(build, [each for each in plan.groups if each is not scan])
-        first, last = Axis(axis), call("sub", call("sub", Size(axis), Const(1)), Axis(axis))
-        here: Mapping[str, Expr] = {
-            axis: last if prefix.backwards else first,
-            prefix.at: last if prefix.backwards != prefix.mirrored else first,
-        }
+    def _scans(self) -> Iterator[Kernel]:
+        """The kernels that walk an axis and store outputs at each position, from the states before or after it."""
+        plan, context = self._plan, self._context
+        (place,) = (place for place, each in enumerate(plan.groups) if each.schedule in SCANS)
+        scan = plan.groups[place]
+        group, merge, others = scan.group, _merge_of(scan), (*plan.groups[:place], *plan.groups[place + 1 :])
+        assert group.prefix is not None
+        if scan.schedule == "scan":
+            yield self._by_position(group, merge, group.prefix, others)
+            return
+        order = Order.of(group.axis, group.prefix, group.prefix.exclusive)
+        name = f"{plan.name}_{group.axis}"
+        if scan.schedule == "scan_tiles":
+            build = self._builder(plan.parallel)
+            self._groups(build, others)
+            self._by_tile(
+                build, group, merge, order, name, _carried(build, group.states), Const(0), Size(group.axis)
+            )
+            yield Kernel(plan.name, build.parallel, build.body, *context.known)
+            return
+        shard = context.shard_axis(group.axis)
+        start, stop = _shard_ends(group.axis, shard)
+        build = self._builder((*plan.parallel, shard))
+        self._groups(build, others)
+        with build.loop(group.axis, start, stop, _carried(build, group.states), shard=shard):
+            rolled(build, group, merge, order, self._exactly)
+        self._store_partials(build, group, shard)
+        yield Kernel(f"{plan.name}_partial", build.parallel, build.body, *context.known)
+        build = self._builder(plan.parallel)
+        before = self._before_shards(build, group, merge, shard)
+        yield Kernel(f"{plan.name}_shards", build.parallel, build.body, *context.known)
+        build = self._builder((*plan.parallel, shard))
+        self._groups(build, others)
+        carried = tuple(replace(each, init=before[each.name]) for each in _carried(build, group.states))
+        self._by_tile(build, group, merge, order, name, carried, start, stop, shard)
+        yield Kernel(plan.name, build.parallel, build.body, *context.known)
 
-        def placed(expr: Expr) -> Expr:
-            """At the position that the loop is at."""
-            return substitute_axes(expr, here)
-
+    def _by_position(self, group: Group, merge: Merge, prefix: Prefix, others: Iterable[GroupPlan]) -> Kernel:
+        """The kernel that walks the axis position by position."""
+        build = self._builder(self._plan.parallel)
+        self._groups(build, others)
+        axis, order = group.axis, Order.of(group.axis, prefix, False)
         with build.loop(axis, Const(0), Size(axis), _carried(build, group.states), unit=True):
             for each in updates(group, merge):
                 value, dims = each.value, each.dims
                 if isinstance(value, Reduce):
                     value, dims = contribution(value), tuple(a for a in dims if a in free_axes(value))
-                build.let(each.name, dims, placed(self._exactly(value)))
+                build.let(each.name, dims, order.placed(self._exactly(value)))
             seen = {s.name: s.name if prefix.exclusive else f"{s.name}_new" for s in group.states}
             exact = dict(seen)
             for final in finishes(group, merge):
                 exact[final.state] = final.name
-                build.let(final.name, final.dims, placed(rename_locals(self._exactly(final.value), seen)))
+                value = rename_locals(self._exactly(final.value), seen)
+                build.let(final.name, final.dims, order.placed(value))
             self._exact |= exact
-            for output in plan.outputs:
+            for output in self._plan.outputs:
                 self._context.output(output)
-                index = tuple(here.get(a, Axis(a)) for a in output.axes)
-                build.store(output.name, output.axes, placed(self._exactly(output.expr)), index)
-        return Kernel(plan.name, build.parallel, build.body, *self._context.known)
+                value = order.placed(self._exactly(output.expr))
+                build.store(output.name, output.axes, value, order.index(output.axes))
+        return Kernel(self._plan.name, build.parallel, build.body, *self._context.known)
+
+    def _by_tile(
+        self,
+        build: Builder,
+        group: Group,
+        merge: Merge,
+        order: Order,
+        name: str,
+        carried: tuple[Carried, ...],
+        start: Expr,
+        stop: Expr,
+        shard: str | None = None,
+    ) -> None:
+        """The loop that walks the axis, or a shard of it, tile by tile."""
+        with build.loop(group.axis, start, stop, carried, shard=shard):
+            rolled(build, group, merge, order, self._exactly)
+            seen = prefixes(build, group, merge, order, self._exactly, name)
+            for output in self._plan.outputs:
+                self._context.output(output)
+                axes = tuple(group.axis if axis in order.at else axis for axis in output.axes)
+                build.store(output.name, axes, seen(output.expr), order.index(output.axes))
+
+    def _before_shards(self, build: Builder, group: Group, merge: Merge, shard: str) -> dict[str, Load]:
+        """Stores the states of all shards before each; where they are."""
+        is_one = call("ge", Axis(shard), Const(1))
+        before = {shard: call("sub", Axis(shard), Const(1))}
+        states = tuple(
+            call("where", is_one, substitute_axes(self._partials[state.name], before), identity(state.op))
+            for state in group.states
+        )
+        upto = scanned(build, group, merge, shard, f"{self._plan.name}_{shard}", states)
+        found: dict[str, Load] = {}
+        for state in group.states:
+            axes = (*self._plan.parallel, shard)
+            found[state.name] = self._context.temporary(f"{self._plan.name}_{state.name}_before", axes)
+            build.store(
+                found[state.name].tensor,
+                axes,
+                Local(upto[f"{state.name}_b"], (*build.dims(state.dims), shard)),
+            )
+        return found
 
     def _states_are_numbers(self) -> bool:
         """Whether the states are so small that every instance of a later kernel may merge them itself."""
@@ -251,22 +322,22 @@ class _KernelLowering:
         shard = self._context.shard_axis(group.axis)
         build = self._builder((*self._plan.parallel, shard))
         self._groups(build, self._plan.groups[:index])
-        chunk = call(
-            "floordiv", call("sub", call("add", Size(group.axis), Size(shard)), Const(1)), Size(shard)
-        )
-        start = call("minimum", call("mul", Axis(shard), chunk), Size(group.axis))
-        stop = call("minimum", call("add", start, chunk), Size(group.axis))
+        start, stop = _shard_ends(group.axis, shard)
         self._roll(build, group, _merge_of(self._plan.groups[index]), start, stop, shard)
-        for state in group.states:
-            axes = (*self._plan.parallel, shard, *self._dims(state))
-            partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
-            build.store(partial.tensor, axes, Local(state.name, state.dims))
-            self._partials[state.name] = partial
+        self._store_partials(build, group, shard)
         ascending, longer = self._context.known
         slots = self._slots.get(group)
         if slots is not None and len(slots.axes) == 1:  # so that the row is searched for
             ascending = (*ascending, (slots.first, 0), (slots.last, 0))
         return Kernel(name, build.parallel, build.body, ascending, longer, slots)
+
+    def _store_partials(self, build: Builder, group: Group, shard: str) -> None:
+        """Stores the states of a shard."""
+        for state in group.states:
+            axes = (*self._plan.parallel, shard, *self._dims(state))
+            partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
+            build.store(partial.tensor, axes, Local(state.name, state.dims))
+            self._partials[state.name] = partial
 
     def _counting(self, index: int, name: str) -> Kernel:
         """The kernel that deals the program instances of the next one out to rows."""
@@ -573,6 +644,13 @@ def _folded_with(state: State, states: Iterable[State]) -> list[State]:
     found = fold_of(state.op)
     ops = (state.op,) if found is None else found[0].ops
     return [other for other in states if other.op in ops and other.body is state.body]
+
+
+def _shard_ends(axis: str, shard: str) -> tuple[Expr, Expr]:
+    """The positions of an axis that a shard begins at, and ends before."""
+    chunk = call("floordiv", call("sub", call("add", Size(axis), Size(shard)), Const(1)), Size(shard))
+    start = call("minimum", call("mul", Axis(shard), chunk), Size(axis))
+    return start, call("minimum", call("add", start, chunk), Size(axis))
 
 
 def _levels(states: tuple[State, ...]) -> list[list[State]]:

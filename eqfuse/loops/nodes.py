@@ -15,7 +15,7 @@ order of the axis and each position that changes a carried value is in exactly o
 without it they are the position and the extent of `shard`. Outside a loop over its axis, a `Reduce` folds over the
 whole axis. `dims` are the axes other than the parallel ones that a value has a component for
 (the tile's own axis among them); a `Local` reads a `Let` or `Carried` of the same kernel. A `Reduce`
-is the whole right-hand side of a `Let`, never part of another expression. Where a value lists ranks (see
+is the whole right-hand side of a `Let`, never part of another expression, and so is a `Scan`. Where a value lists ranks (see
 terms/folds.py), all of the axis of ranks is at hand: it is neither parallel nor looped over.
 
 A carried value starts as `init`; after each tile it becomes the `Let` named `next` in the body;

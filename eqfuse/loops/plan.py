@@ -7,17 +7,18 @@ as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Literal
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.hashed import Hashed, hash_of
 from eqfuse.loops.blocks import Block
+from eqfuse.rules.assignments import fold_of_merge
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Expr, Output
 
-Schedule = Literal["rolling", "split_k", "resident", "multi_pass", "scan"]
+Schedule = Literal["rolling", "split_k", "resident", "multi_pass", "scan", "scan_tiles", "scan_split"]
 
 
 @dataclass(frozen=True)
@@ -34,22 +35,38 @@ WAYS: Mapping[Schedule, Way] = {
     "resident": Way(False, "no loop: one tile holds the axis"),
     "multi_pass": Way(False, "a loop for each dependency between the states"),
     "scan": Way(True, "one loop, position by position, whose states are prefixes"),
+    "scan_tiles": Way(True, "one loop, whose states the merge joins with the prefixes of each tile"),
+    "scan_split": Way(
+        True, "such a loop for each shard, from the states that the merge makes of those before it"
+    ),
 }
 """Every way to walk an axis. That all of them compute the same is what the merge is derived and proved for, so this is a
 table and no set of rules: what a schedule can be used for is whether there is a merge."""
 
-SCHEDULES: tuple[Schedule, ...] = tuple(schedule for schedule in WAYS if schedule != "scan")
-"""Those of reductions over whole axes. Prefixes have the schedule scan, and no other."""
+SCANS: tuple[Schedule, ...] = ("scan", "scan_tiles", "scan_split")
+"""The schedules of prefixes."""
+
+SCHEDULES: tuple[Schedule, ...] = tuple(schedule for schedule in WAYS if schedule not in SCANS)
+"""Those of reductions over whole axes."""
 
 
-def schedules(groups: Iterable[Group]) -> tuple[Schedule, ...]:
-    """The schedules that groups which run in one kernel can have; those of prefixes are scans."""
+def schedules(groups: Iterable[Group], parallel: Collection[str]) -> tuple[Schedule, ...]:
+    """The schedules that groups can have which run in one kernel over `parallel` axes; those of prefixes are scans."""
     groups = tuple(groups)
     prefixes = [group for group in groups if group.prefix is not None]
     if prefixes:
-        return ("scan",) if len(prefixes) == 1 and prefixes[0].merge is not None else ()
+        return _scans(prefixes[0], parallel) if len(prefixes) == 1 else ()
     merged = all(group.merge is not None for group in groups)
     return tuple(schedule for schedule in SCHEDULES if merged or not WAYS[schedule].needs_merge)
+
+
+def _scans(group: Group, parallel: Collection[str]) -> tuple[Schedule, ...]:
+    """Those of a prefix. A tile has all states at each of its positions: they are numbers of each row there."""
+    if group.merge is None:
+        return ()
+    numbers = all(frozenset(state.dims) <= {*parallel} for state in group.states)
+    fold = fold_of_merge(group.axis, group, group.merge) if numbers else None
+    return ("scan",) if fold is None else SCANS
 
 
 Form = Literal["rewritten", "apart", "reassociated", "written"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from eqfuse.errors import EqfuseError
-from eqfuse.loops.plan import WAYS
+from eqfuse.loops.plan import SCANS, WAYS
 from eqfuse.proof.check import Ground, Refused, Replay, known_rules
 from eqfuse.proof.elaborate import (
     AT,
@@ -333,7 +333,7 @@ class _Examiner:
                 raise Refused(kernel.name, f"there is no schedule {walked.schedule!r}")
             if way.needs_merge and not group.is_fused:
                 raise Refused(kernel.name, f"it walks {walked.axis} as {walked.schedule} without a merge")
-            if (walked.schedule == "scan") != bool(walked.where):
+            if (walked.schedule in SCANS) != bool(walked.where):
                 raise Refused(
                     kernel.name, f"it walks {walked.axis} as {walked.schedule}, and not for its parts"
                 )

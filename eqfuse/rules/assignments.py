@@ -5,12 +5,13 @@ Names are those of rules/merge.py: `m` and `m_a`, `m_b` are read, `m_tile`, `m_n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from eqfuse.rules.merge import Group, Merge
-from eqfuse.terms.folds import written_out
-from eqfuse.terms.nodes import Expr, Reduce
+from eqfuse.terms.assume import simplified
+from eqfuse.terms.folds import Fold, contribution, fold_of, identity, rank_axes, sides, written_out
+from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, replaced, transform, walk
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,70 @@ def finishes(group: Group, merge: Merge) -> Iterator[Assignment]:
     for finish in merge.finish:
         state = finish.state
         yield Assignment(state, f"{state}_final", dims[state], finish.value)
+
+
+def of_one(group: Group, merge: Merge, read: Callable[[str, Expr], Expr]) -> tuple[Expr, ...]:
+    """The states of one position alone, in the order of the group: an update of states that have seen nothing. `read` is what the
+    position contributes to a reduction, by its op and body. An element may be infinite: only the update is simplified."""
+    unseen: dict[str, Expr] = {state.name: identity(state.op) for state in group.states}
+    known: dict[str, Expr] = {}
+
+    def written(expr: Expr) -> Expr:
+        names = {
+            node: known[node.name] for node in walk(expr) if isinstance(node, Local) and node.name in known
+        }
+        return replaced(expr, names)
+
+    for update in merge.update:
+        for part in update.parts:
+            known[part.name] = written(contribution(Reduce(part.op, group.axis, read(part.op, part.body))))
+        value = simplified(update.value, unseen, Const(True), True)
+        known[f"{update.state}_new"] = written(written_out(transform(value, _other_side)))
+    return tuple(known[f"{state.name}_new"] for state in group.states)
+
+
+def _other_side(node: Expr) -> Expr:
+    """What a fold's combination with its identity is: the other side."""
+    if isinstance(node, Call) and (found := fold_of(node.fn)) is not None:
+        fold, place = found
+        left, right = sides(node)
+        if left == fold.identity:
+            return right[place]
+    return node
+
+
+def fold_of_merge(name: str, group: Group, merge: Merge) -> Fold | None:
+    """The merge as one fold of all states, in the order of the positions; None where it reads more than the states of two parts."""
+    values: dict[Expr, Expr] = {}
+    for each in combines(group, merge):
+        value = replaced(
+            transform(each.value, lambda node: Local(node.name, ()) if isinstance(node, Local) else node),
+            values,
+        )
+        values[Local(each.name, ())] = value
+    sides = {
+        Local(f"{state.name}_{end}", ()): Local(f"{state.name}{side}", ())
+        for state in group.states
+        for end, side in (("a", 1), ("b", 2))
+    }
+    states = group.states
+    combine = tuple(replaced(values[Local(f"{state.name}_new", ())], sides) for state in states)
+    if any(not isinstance(node, Local | Const | Call) for node in walk(*combine)):
+        return None
+    if any(rank_axes(part) for part in combine):
+        return None
+    return Fold(
+        name,
+        tuple(state.name for state in states),
+        tuple(_whole(identity(state.op)) for state in states),
+        combine,
+        reductions=tuple(state.op for state in states),
+    )
+
+
+def _whole(number: Const) -> Const:
+    """An identity as an integer where it is one: its state is of integers where what is folded is."""
+    return Const(int(number.value)) if float(number.value).is_integer() else number
 
 
 def _dims(group: Group) -> dict[str, tuple[str, ...]]:

@@ -28,6 +28,7 @@ from eqfuse.terms.nodes import (
     Expr,
     Local,
     Reduce,
+    Scan,
     call,
     children,
     replaced,
@@ -54,6 +55,7 @@ class Fold:
     A fold with an `order` keeps the one of both states that comes first in it: a key is a state variable and whether
     the greatest of it is first, else the least; later keys decide among equals, and NaN comes before all numbers.
     Every state variable is a key. `combine` says the same.
+    Where `reductions` are given, the state variables are those of these ops: what the merge of a cascade folds them with.
     A fold with an order may have `ranks`: the state variable that is a position, another one for every position. Its
     state is then a list along an axis of ranks: the first of all positions, the first of the rest, and so on, and the
     identity where no more are left. Lists are merged, not combined one by one."""
@@ -65,11 +67,12 @@ class Fold:
     commutative: bool = False
     order: tuple[tuple[str, bool], ...] = ()
     ranks: str = ""
+    reductions: tuple[str, ...] = ()
 
     @property
     def ops(self) -> tuple[str, ...]:
         """The op of each state variable's reduction."""
-        return tuple(f"{self.name}.{variable}" for variable in self.state)
+        return self.reductions or tuple(f"{self.name}.{variable}" for variable in self.state)
 
     @property
     def temporaries(self) -> Iterator[str]:
@@ -289,6 +292,9 @@ def _written(node: Expr, text: Callable[[Expr], str]) -> str | None:
         case Call(fn, (left, right)) if fn == PAIR:
             packed = isinstance(right, Call) and right.fn == PAIR
             return f"({text(left)}, {text(right)[1:-1] if packed else text(right)})"
+        case Scan(fold, place, axis, body):
+            parts = ", ".join(map(text, unpacked(body, len(fold.state))))
+            return f"scan.{fold.state[place]}[{axis}]({parts})"
         case Call(fn, _) if (ranks := ranks_of(node)) is not None:
             states = [part for side in sides(node) for part in side]
             return f"{fn}[{ranks}]({', '.join(map(text, states))})"

@@ -28,7 +28,7 @@ from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections, guarded_reads, outside_error
 from eqfuse.terms.domain import BRANCHING, JOINING, Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
+from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides, unpacked
 from eqfuse.terms.functions import COMPARISONS, DRAWN
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
@@ -42,6 +42,7 @@ from eqfuse.terms.nodes import (
     Program,
     Reduce,
     Scalar,
+    Scan,
     Size,
     children,
     free_axes,
@@ -358,6 +359,8 @@ class _Run:
                 return self._load(node)
             case Reduce():
                 return self._reduce(node)
+            case Scan(fold, place, axis, body):
+                return self._scan(fold, axis, body)[place]
             case _:
                 raise TypeError(f"not an expression: {node!r}")
 
@@ -506,6 +509,16 @@ class _Run:
             return fold_states(fold, whole, node.axis, self.env.domain, dtypes)
         return rank_states(fold, whole, node.axis, ranks, self.env.length(ranks), self.env.domain, dtypes)
 
+    def _scan(self, fold: Fold, axis: str, body: Expr) -> tuple[Value, ...]:
+        """Every state variable of a fold over the positions up to each one."""
+        key = (fold.name, axis, body)
+        if key not in self.folds:
+            parts = [self.value(part) for part in unpacked(body, len(fold.state))]
+            dims = _union([*parts, Value((axis,), None)])
+            whole = [Value(dims, expand(part, dims, self.env)) for part in parts]
+            self.folds[key] = scan_states(fold, whole, axis, self.env.domain)
+        return self.folds[key]
+
     def _merge(self, node: Call, ranks: str) -> Value:
         """A state variable of two lists, merged."""
         found = fold_of(node.fn)
@@ -544,6 +557,27 @@ def fold_states(
         dims = states[0].dims
     rest = dims[:place] + dims[place + 1 :]
     return tuple(Value(rest, _taken(value.data, place, 0, domain)) for value in states)
+
+
+def scan_states(fold: Fold, parts: Sequence[Value], axis: str, domain: Domain) -> tuple[Value, ...]:
+    """Every state variable of a fold over the positions up to each one: what each position contributes is combined with what is
+    one, two, four, ... before it (Hillis and Steele, "Data parallel algorithms", 1986)."""
+    dims, place = parts[0].dims, parts[0].dims.index(axis)
+    at = np.arange(_length(parts[0].data, place, domain))
+    shape = [-1 if dim == axis else 1 for dim in dims]
+    states, apart = list(parts), 1
+    while apart < len(at):
+        before = [Value(dims, _taken(v.data, place, np.maximum(at - apart, 0), domain)) for v in states]
+        is_after = (at >= apart).reshape(shape)
+        states = [
+            Value(
+                dims,
+                (np.where if integers.is_exact(new.data) else domain.where)(is_after, new.data, old.data),
+            )
+            for new, old in zip(_combined(fold, before, states, domain), states, strict=True)
+        ]
+        apart *= 2
+    return tuple(states)
 
 
 def rank_states(

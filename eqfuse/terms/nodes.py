@@ -8,6 +8,10 @@
            | Call(fn, args)               an elementwise function of terms/functions.py
            | Reduce(op, axis, body)       op over all positions of an axis, which it binds
            | Local(name, dims)            a value computed earlier by the loop nest (never in source programs)
+           | Scan(fold, place, axis, body)
+                                          at each position of the tile of an axis, one state variable of what a fold makes
+                                          of the tile's positions up to it, in order (in loop nests alone); its body packs
+                                          what one position contributes, as that of a reduction does (terms/folds.py)
 
 Nodes are interned: structurally equal expressions are the same object, so expressions are DAGs,
 equality is identity, and every traversal can memoise on the node itself.
@@ -22,10 +26,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, wraps
 from threading import RLock
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from eqfuse.terms.functions import ARITY
+
+if TYPE_CHECKING:
+    from eqfuse.terms.folds import Fold
 
 REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "prod": 1.0}
 """Built-in reductions and their identities. (`mean` is parsed as `sum / size`.)"""
@@ -125,6 +132,18 @@ class Reduce(Expr):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Scan(Expr):
+    fold: Fold
+    place: int
+    axis: str
+    body: Expr
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.body,)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Local(Expr):
     name: str
     dims: tuple[str, ...]
@@ -148,6 +167,8 @@ def rebuild(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
             return Call(fn, parts)
         case Reduce(op, axis, _):
             return Reduce(op, axis, parts[0])
+        case Scan(fold, place, axis, _):
+            return Scan(fold, place, axis, parts[0])
         case _:
             return expr
 
@@ -239,6 +260,8 @@ def free_axes(expr: Expr) -> frozenset[str]:
                 found = frozenset(dims)
             case Reduce(_, axis, body):
                 found = free_axes(body) - {axis}
+            case Scan(_, _, axis, body):
+                found = free_axes(body) | {axis}
             case _:
                 found = frozenset().union(*map(free_axes, children(expr)))
         memo[expr] = found

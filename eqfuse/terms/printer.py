@@ -22,6 +22,7 @@ from eqfuse.terms.nodes import (
     Program,
     Reduce,
     Scalar,
+    Scan,
     Size,
     set_text,
     walk,
@@ -114,6 +115,8 @@ def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
         case Load(tensor, index):
             return f"{tensor}[{', '.join(map(text, index))}]", ATOM
         case Reduce(op, _, _) | Call(op, _) if op not in REDUCTIONS and op not in FUNCTIONS:
+            return _written(node, text), ATOM
+        case Scan():
             return _written(node, text), ATOM
         case Reduce(op, axis, body):
             axes = [axis]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from eqfuse.errors import EqfuseError, TypeCheckError, locate
 from eqfuse.terms.dtypes import FLOAT8, INTEGERS, STORED
-from eqfuse.terms.folds import Fold, contributions, fold_of, sides
+from eqfuse.terms.folds import Fold, contributions, fold_of, sides, unpacked
 from eqfuse.terms.functions import (
     AMONG_INTEGERS,
     BITWISE,
@@ -31,6 +31,7 @@ from eqfuse.terms.nodes import (
     Program,
     Reduce,
     Scalar,
+    Scan,
     Size,
     Tensor,
     once,
@@ -73,6 +74,8 @@ def _kind(node: Expr, found: Mapping[Expr, Kind], dtypes: Mapping[str, str]) -> 
             if fold is not None:
                 return fold_kinds(fold[0], [found[part] for part in contributions(node)])[fold[1]]
             return "real" if found[body] == "real" else "int"
+        case Scan(of, place, _, body):
+            return fold_kinds(of, [found[part] for part in unpacked(body, len(of.state))])[place]
         case Call(fn, _) if (fold := fold_of(fn)) is not None:
             pairs = zip(*sides(node), strict=True)
             both: list[Kind] = ["real" if "real" in (found[a], found[b]) else "int" for a, b in pairs]
@@ -223,6 +226,9 @@ def _contributions(root: Expr, dtypes: Mapping[str, str], wanted: Kind) -> froze
             case Reduce(op, _, body):
                 # Counting and adding up are exact: torch widens them to i64.
                 own = found[body] | ({"i64"} if op in ("sum", "prod") and wanted == "int" else frozenset())
+            case Scan(of, _, _, body):
+                own = frozenset[str]().union(*(found[part] for part in unpacked(body, len(of.state))))
+                own |= {"i64"} if wanted == "int" and {"sum", "prod"} & {*of.ops} else frozenset()
             case Load(name, _) | Local(name, _) if all_kinds[node] == wanted:
                 own = frozenset({dtypes.get(name, "f32")})
             case Axis() | Size() | Scalar() if wanted == "int":

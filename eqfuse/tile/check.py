@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.dtypes import DTYPES
-from eqfuse.terms.folds import fold_of, is_ranked
+from eqfuse.terms.folds import Fold, fold_of, is_ranked
 from eqfuse.terms.functions import ARITY
 from eqfuse.terms.nodes import COMBINE, Call, Const, Expr, Size
 from eqfuse.tile import nodes as ir
@@ -225,6 +225,9 @@ class _KernelCheck:
                 self._shape(value, tuple(dim for dim in source.dims if dim != axis), source.dtype)
             case ir.FoldTile(fold, sources, axis):
                 self._fold(value, fold, sources, axis)
+            case ir.ScanTile(of, place, sources, axis):
+                self._tiles_of_all(of, sources, axis, of.name)
+                self._shape(value, sources[0].dims, sources[place].dtype)
             case ir.RankTile(fold, sources, axis, ranks):
                 self._list(value, fold, sources, axis, ranks)
             case ir.MergeTile(fold, left, right, ranks):
@@ -253,11 +256,15 @@ class _KernelCheck:
         if found is None:
             raise TileError(f"kernel {self._kernel.name!r}: unknown reduction {op!r}")
         fold, place = found
-        self._require(len(sources) == len(fold.state), f"{op} of {len(sources)} tiles")
+        self._tiles_of_all(fold, sources, axis, op)
+        return place
+
+    def _tiles_of_all(self, fold: Fold, sources: tuple[ir.Value, ...], axis: str, what: str) -> None:
+        """That there is a tile of each state variable, with the axis among its dims."""
+        self._require(len(sources) == len(fold.state), f"{what} of {len(sources)} tiles")
         for source in sources:
             self._require(source.dims == sources[0].dims, f"{_typed(source)} is not reconciled")
             self._require(axis in source.dims, f"{_typed(source)} has no dim {axis!r} to fold")
-        return place
 
     def _shape(self, value: ir.Value, dims: tuple[str, ...], dtype: str) -> None:
         if value.dims != dims:

@@ -25,7 +25,7 @@ from eqfuse.terms.folds import Fold, fold_of
 from eqfuse.terms.functions import COMPARISONS, DRAWN, LOGICAL
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import Value as Dimensioned
-from eqfuse.terms.interpreter import fold_states, merge_states, rank_states
+from eqfuse.terms.interpreter import fold_states, merge_states, rank_states, scan_states
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, NARROW
@@ -56,6 +56,7 @@ from eqfuse.tile.nodes import (
     Positions,
     RankTile,
     ReduceTile,
+    ScanTile,
     Search,
     Start,
     Stmt,
@@ -224,7 +225,9 @@ class Instances:
         )
         self.trials = trials
         self.values: dict[str, Any] = {}
-        self.folded: tuple[FoldTile | RankTile | MergeTile, list[Any], tuple[Dimensioned, ...]] | None = None
+        self.folded: (
+            tuple[FoldTile | ScanTile | RankTile | MergeTile, list[Any], tuple[Dimensioned, ...]] | None
+        ) = None
         self.blocks = {block.axis: self._padded(block) for block in kernel.blocks}
         steps = {block.axis: block.step for block in kernel.blocks}
         counts = [-(-sizes[axis] // steps[axis]) for axis in kernel.grid]
@@ -335,7 +338,7 @@ class Instances:
                 return self._search(value, op, active)
             case ReduceTile(reduction, operand, axis):
                 return self._reduce(reduction, operand, axis)
-            case FoldTile() | RankTile() | MergeTile():
+            case FoldTile() | ScanTile() | RankTile() | MergeTile():
                 return self._state(op)
             case Dot():
                 return self._dot(value, op)
@@ -448,13 +451,16 @@ class Instances:
             return _INTEGER_REDUCTIONS[op](np.broadcast_to(array, shape).astype(np.int64), axis=place)
         return self.domain.reduce(op, self.domain.broadcast(array, tuple(shape)), place)
 
-    def _state(self, op: FoldTile | RankTile | MergeTile) -> Any:
+    def _state(self, op: FoldTile | ScanTile | RankTile | MergeTile) -> Any:
         """A state variable of a fold; those of one fold, which follow one another, are made together."""
-        found = fold_of(op.op)
-        assert found is not None  # checked
-        fold, place = found
+        if isinstance(op, ScanTile):
+            fold, place = op.fold, op.place
+        else:
+            found = fold_of(op.op)
+            assert found is not None  # checked
+            fold, place = found
         tiles = (*op.left, *op.right) if isinstance(op, MergeTile) else op.values
-        key = replace(op, op=fold.name)
+        key = replace(op, place=0) if isinstance(op, ScanTile) else replace(op, op=fold.name)
         arrays = [self.values[tile.name] for tile in tiles]
         known, sources, states = self.folded or (None, [], ())
         if key != known or any(a is not b for a, b in zip(arrays, sources, strict=True)):
@@ -462,10 +468,12 @@ class Instances:
             self.folded = key, arrays, states
         return states[place].data
 
-    def _states(self, fold: Fold, op: FoldTile | RankTile | MergeTile) -> tuple[Dimensioned, ...]:
+    def _states(self, fold: Fold, op: FoldTile | ScanTile | RankTile | MergeTile) -> tuple[Dimensioned, ...]:
         match op:
             case FoldTile(_, sources, axis):
                 return fold_states(fold, self._parts(sources, axis), axis, self.domain)
+            case ScanTile(_, _, sources, axis):
+                return scan_states(fold, self._parts(sources, axis), axis, self.domain)
             case RankTile(_, sources, axis, ranks):
                 count = self.blocks[ranks]
                 return rank_states(fold, self._parts(sources, axis), axis, ranks, count, self.domain)

@@ -26,6 +26,9 @@
               | ReduceTile(op, value, axis)        drops one dim
               | FoldTile(op, values, axis)         one state variable of a registered fold (`argmax.k`), from
                                                    tiles of all of them, of the same dims; drops one dim
+              | ScanTile(fold, place, values, axis)
+                                                   one state variable of a fold, at each position from tiles of all of
+                                                   them at the positions up to it along `axis`, in order
               | RankTile(op, values, axis, ranks)  one state variable of a registered fold's list: what comes first
                                                    along `axis`, in order, as a dim `ranks` in its place
               | MergeTile(op, left, right, ranks)  one state variable of two such lists as one, of their length
@@ -65,6 +68,7 @@ from eqfuse.fast_dataclass import dataclass
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
+from eqfuse.terms.folds import Fold
 from eqfuse.terms.nodes import Expr
 
 S_co = TypeVar("S_co", covariant=True)
@@ -207,6 +211,14 @@ class FoldTile:
 
 
 @dataclass(frozen=True)
+class ScanTile:
+    fold: Fold
+    place: int
+    values: tuple[Value, ...]
+    axis: str
+
+
+@dataclass(frozen=True)
 class RankTile:
     op: str
     values: tuple[Value, ...]
@@ -271,6 +283,7 @@ Op = (
     | Search
     | ReduceTile
     | FoldTile
+    | ScanTile
     | RankTile
     | MergeTile
     | Dot

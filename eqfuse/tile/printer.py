@@ -138,6 +138,8 @@ def show_op(value: ir.Value, op: ir.Op, name_of: Callable[[ir.Value], str]) -> s
             return f"{fold}({name_of(source)}, over {axis})"
         case ir.FoldTile(fold, sources, axis):
             return f"{fold}({listed(sources)}, over {axis})"
+        case ir.ScanTile(of, place, sources, axis):
+            return f"scan.{of.state[place]}({listed(sources)}, along {axis})"
         case ir.RankTile(fold, sources, axis, ranks):
             return f"{fold}({listed(sources)}, over {axis}, as {ranks})"
         case ir.MergeTile(fold, left, right, ranks):

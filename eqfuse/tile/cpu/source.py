@@ -195,6 +195,8 @@ def _operation(w: Writer, value: ir.Value, op: ir.Op) -> Item:
             return dot(w, value, op)
         case ir.FinitePart() | ir.NonFiniteCorrection():
             raise TileError(f"{value.name} is for a matrix unit: a CPU's products have masks")
+        case ir.ScanTile():
+            raise TileError(f"{value.name} is for threads that share a tile: a CPU's scans have positions")
 
 
 def _elementwise(w: Writer, value: ir.Value, op: ir.Elementwise) -> Item:

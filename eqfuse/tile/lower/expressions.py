@@ -17,7 +17,7 @@ from eqfuse.loops.contraction import Contraction, Product, as_written, contracti
 from eqfuse.loops.guards import Guards, follows
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
-from eqfuse.terms.folds import Fold, contributions, fold_of, over_union, ranks_of, siblings, sides
+from eqfuse.terms.folds import Fold, contributions, fold_of, over_union, ranks_of, siblings, sides, unpacked
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
@@ -28,6 +28,7 @@ from eqfuse.terms.nodes import (
     Local,
     Reduce,
     Scalar,
+    Scan,
     Size,
     call,
     children,
@@ -52,6 +53,7 @@ from eqfuse.tile.nodes import (
     MergeTile,
     RankTile,
     ReduceTile,
+    ScanTile,
     Value,
 )
 
@@ -104,7 +106,7 @@ class Expressions:
         levels = [0]
         for node in walk(*exprs):
             match node:
-                case Axis(axis) | Reduce(_, axis, _):
+                case Axis(axis) | Reduce(_, axis, _) | Scan(_, _, axis, _):
                     levels.append(self._build.level_of_axis(axis))
                 case Local(name, _):
                     binding = self._build.binding(name)
@@ -141,6 +143,8 @@ class Expressions:
                 # Conditions on a position of the same name outside are not about the one bound here.
                 with self.under(tuple(g for g in self._guards if expr.axis not in self.free(g))):
                     return self._reduce(expr, hint)
+            case Scan():
+                return self._scan(expr, hint)
             case Call(fn, args):
                 return self._call(expr, fn, args, hint)
         raise TypeError(f"not an expression: {expr!r}")
@@ -357,6 +361,18 @@ class Expressions:
             found = build.emit(RankTile(expr.op, tiles, axis, ranks), rest, dtypes[place], hint or stem)
             return build.align(found, build.ordered(rest))
         return build.emit(FoldTile(expr.op, tiles, axis), rest, dtypes[place], hint or stem)
+
+    def _scan(self, expr: Scan, hint: str) -> Value:
+        """A state variable at each position of the tile that a loop is at, or at the position."""
+        build, fold, axis = self._build, expr.fold, expr.axis
+        parts = [self.value(part) for part in unpacked(expr.body, len(fold.state))]
+        dtypes = self._types.folded(fold, [part.dtype for part in parts])
+        parts = [build.cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+        if not build.is_tile(axis):
+            return parts[expr.place]
+        dims = build.ordered({axis}.union(*(part.dims for part in parts)))
+        tiles = tuple(build.align(part, dims) for part in parts)
+        return build.emit(ScanTile(fold, expr.place, tiles, axis), dims, dtypes[expr.place], hint)
 
     def _alone(self, op: str, ranks: str, value: Value) -> Value:
         """The list of one position: the identity after it."""
@@ -588,6 +604,8 @@ class Expressions:
                     found = frozenset({axis})
                 case Reduce(_, axis, _):
                     found -= {axis}
+                case Scan(_, _, axis, _):
+                    found |= {axis}
                 case Local(name, _):
                     binding = self._build.binding(name)
                     if binding.value is None and binding.expr is not None:

@@ -10,7 +10,7 @@ from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
 from eqfuse.terms.dtypes import LIMITS, STORED
-from eqfuse.terms.folds import Fold, contributions, fold_of, sides
+from eqfuse.terms.folds import Fold, contributions, fold_of, sides, unpacked
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -21,6 +21,7 @@ from eqfuse.terms.nodes import (
     Local,
     Reduce,
     Scalar,
+    Scan,
     Size,
     children,
     walk,
@@ -64,6 +65,11 @@ class Types:
                 dtypes = self.folded(found[0], [memo[part][1] for part in contributions(node)])
                 memo[node] = memo[node.body][0] - {node.axis}, dtypes[found[1]]
                 continue
+            if isinstance(node, Scan):
+                of = [memo[part][1] for part in unpacked(node.body, len(node.fold.state))]
+                along = {node.axis} if self.is_tile(node.axis) else NO_DIMS
+                memo[node] = memo[node.body][0] | along, self.folded(node.fold, of)[node.place]
+                continue
             found = fold_of(node.fn) if isinstance(node, Call) else None
             if isinstance(node, Call) and found is not None:
                 parts = [self._join(memo[a], memo[b])[1] for a, b in zip(*sides(node), strict=True)]
@@ -78,10 +84,10 @@ class Types:
         combination."""
         outer = self.assumed
         found = [
-            reduced_dtype(fold.name, part, self.accumulate)
+            reduced_dtype(op, part, self.accumulate)
             if isinstance(number.value, int) or math.isinf(number.value)
             else self.accumulate
-            for part, number in zip(parts, fold.identity, strict=True)
+            for op, part, number in zip(fold.ops, parts, fold.identity, strict=True)
         ]
         while True:
             sides = {

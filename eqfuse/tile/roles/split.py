@@ -124,6 +124,8 @@ class _Split:
                     raise Unsuited(f"a search in {tensor!r}")
                 case ir.FoldTile() | ir.RankTile() | ir.MergeTile():
                     raise Unsuited(f"the reduction {op.op.partition('.')[0]}")
+                case ir.ScanTile(_, _, _, axis):
+                    raise Unsuited(f"a scan along {axis}")
                 case ir.ReduceTile(_, _, axis) if axis == self.rows:
                     raise Unsuited(f"a reduction over the rows {axis}")
 

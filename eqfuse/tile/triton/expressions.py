@@ -41,6 +41,9 @@ from eqfuse.tile.triton.functions import (
 from eqfuse.tile.triton.parameters import Names, Parameters, Tables, is_tile, least_blocks
 from eqfuse.tile.walk import operands
 
+FoldOp = ir.FoldTile | ir.ScanTile | ir.RankTile | ir.MergeTile
+"""Ops that make one state variable of several that are made together."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -131,7 +134,7 @@ class Expressions:
                 return self._reduce(fn, source, axis, value)
             case ir.FoldTile(_, _, axis):
                 return self._fold(op, axis, value)
-            case ir.RankTile() | ir.MergeTile():
+            case ir.RankTile() | ir.MergeTile() | ir.ScanTile():
                 return Piece(Text(f"{self.folds[self.fold_key(op)]}[{_variable(op)}]"), value.dims)
             case ir.FinitePart(source):
                 self.use("is_finite")
@@ -312,14 +315,22 @@ class Expressions:
         dims = tuple(name for name in piece.dims if name != axis)
         return Piece(fold(fn, text, piece.dims.index(axis), value.dtype, self.use), dims, piece.thin - {axis})
 
-    def fold_key(self, op: ir.FoldTile | ir.RankTile | ir.MergeTile) -> tuple[str, ...]:
+    def fold_key(self, op: FoldOp) -> tuple[str, ...]:
         """What tells the fold of all state variables together from others."""
+        if isinstance(op, ir.ScanTile):
+            return (op.fold.name, *(value.name for value in op.values), op.axis)
         axes = (op.axis,) if isinstance(op, ir.FoldTile) else (_along(op), op.ranks)
         return (op.op.partition(".")[0], *(value.name for value in operands(op)), *axes)
 
-    def folded(self, op: ir.FoldTile | ir.RankTile | ir.MergeTile) -> Text:
+    def folded(self, op: FoldOp) -> Text:
         """All state variables together, a tuple."""
-        return self._reduced(op) if isinstance(op, ir.FoldTile) else self._listed(op)
+        match op:
+            case ir.FoldTile():
+                return self._reduced(op)
+            case ir.ScanTile(fold, _, values, axis):
+                return self._in_order("tl.associative_scan", fold, values, axis)
+            case _:
+                return self._listed(op)
 
     def _listed(self, op: ir.RankTile | ir.MergeTile) -> Text:
         """The list of what comes first, of the elements of a tile or of two lists."""
@@ -353,14 +364,16 @@ class Expressions:
         """A reduction; where the order of positions matters, a scan."""
         found = fold_of(op.op)
         assert found is not None  # checked
-        fold, _ = found
-        dtypes = tuple(value.dtype for value in op.values)
-        combine = self._combine(fold, dtypes)
-        tiles = "".join(f"{self.full(self.read(value), value).code}, " for value in op.values)
-        tiles = tiles if len(op.values) == 1 else tiles.rstrip(", ")
         # A reduction may combine parts in any order.
-        function = "tl.reduce" if fold.commutative else "tl.associative_scan"
-        return call(function, f"({tiles.rstrip()})", str(op.values[0].dims.index(op.axis)), combine)
+        function = "tl.reduce" if found[0].commutative else "tl.associative_scan"
+        return self._in_order(function, found[0], op.values, op.axis)
+
+    def _in_order(self, function: str, fold: Fold, values: Sequence[ir.Value], axis: str) -> Text:
+        """A function of Triton's that combines the positions of an axis."""
+        combine = self._combine(fold, tuple(value.dtype for value in values))
+        tiles = "".join(f"{self.full(self.read(value), value).code}, " for value in values)
+        tiles = tiles if len(values) == 1 else tiles.rstrip(", ")
+        return call(function, f"({tiles.rstrip()})", str(values[0].dims.index(axis)), combine)
 
     def _fold(self, op: ir.FoldTile, axis: str, value: ir.Value) -> Piece:
         """One state variable of what is folded together: of a scan, the last position's."""
@@ -414,8 +427,10 @@ def _along(op: ir.RankTile | ir.MergeTile) -> str:
     return op.axis if isinstance(op, ir.RankTile) else op.ranks
 
 
-def _variable(op: ir.RankTile | ir.MergeTile) -> int:
+def _variable(op: ir.RankTile | ir.MergeTile | ir.ScanTile) -> int:
     """The state variable that an op is of, by its place."""
+    if isinstance(op, ir.ScanTile):
+        return op.place
     found = fold_of(op.op)
     assert found is not None  # checked
     return found[1]

@@ -1,7 +1,7 @@
 """Triton's interpreter, in this process, made exact and fast enough to check emitted kernels with.
 
 Triton decides at import whether its own library functions are interpreted; here they are while the context is open.
-Within it, folds with a user's combine function work on whole slices instead of one element at a time, dots of bfloat16
+Within it, folds and scans with a user's combine function work on whole slices instead of one element at a time, dots of bfloat16
 multiply numbers (not their bit patterns), conversions round as the hardware does, the vendor's functions are there, and
 loop bounds may be arrays of one element, which numpy no longer converts.
 """
@@ -52,6 +52,13 @@ def _cast(builder: Any, source: Any, target: Any) -> Any:
     return _original_cast(builder, source, target)
 
 
+def _splat(builder: Any, shaped: Any, source: Any) -> Any:
+    """A number as a tile. What compares numbers has their dtype, and is one truth value."""
+    if source.data.dtype == np.bool_:
+        return emulator.TensorHandle(np.full(shaped.shape, source.data.item()), tl.int1)
+    return _original_splat(builder, shaped, source)
+
+
 def _by_numpy(function: Any, x: Any) -> Any:
     """One of the vendor's functions."""
     return tl.tensor(emulator.TensorHandle(function(x.handle.data), x.dtype), x.type)
@@ -83,6 +90,25 @@ def _reduce(fold: Any, values: tuple[Any, ...]) -> list[Any]:
         made = fold.combine_fn.fn(*total, *slices(place))
         total = list(made) if isinstance(made, tuple | tl.tuple) else [made]
     return total
+
+
+def _scan(fold: Any, values: tuple[Any, ...]) -> list[Any]:
+    """`ScanOps.generic_scan`: combines slices of the tiles along the axis, first to last, and keeps each."""
+
+    def slices(place: int) -> list[Any]:
+        return [fold.to_tensor(np.take(v.handle.data, place, fold.axis), v.dtype) for v in values]
+
+    total = slices(0)
+    found = [total]
+    for place in range(1, values[0].handle.data.shape[fold.axis]):
+        made = fold.combine_fn.fn(*total, *slices(place))
+        total = list(made) if isinstance(made, tuple | tl.tuple) else [made]
+        found.append(total)
+    tiles = (np.stack([states[n].handle.data for states in found], fold.axis) for n in range(len(values)))
+    return [
+        fold.to_tensor(tile.reshape(v.handle.data.shape), v.dtype)
+        for v, tile in zip(values, tiles, strict=True)
+    ]
 
 
 def _patch_tensor(tensor: Any, scope: Any) -> None:
@@ -117,6 +143,7 @@ class _Patches:
 
 _original_patch_lang = emulator._patch_lang
 _original_cast = emulator.InterpreterBuilder.cast_impl
+_original_splat = emulator.InterpreterBuilder.create_splat
 _original_patch_tensor = emulator._patch_lang_tensor
 
 
@@ -127,8 +154,10 @@ def interpreter() -> Iterator[None]:
     changes: list[tuple[Any, str, Any]] = [
         (builder, "cast_impl", _cast),
         (builder, "create_fp_to_fp", _convert),
+        (builder, "create_splat", _splat),
         (builder, "create_dot", _dot),
         (folds, "generic_reduce", _reduce),
+        (emulator.ScanOps, "generic_scan", _scan),
         (emulator, "_patch_lang_tensor", _patch_tensor),
         (emulator, "_patch_lang", _Patches().patch),
         (libdevice, "fmod", lambda a, b: a % b),

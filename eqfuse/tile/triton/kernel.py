@@ -9,7 +9,7 @@ from eqfuse.loops.blocks import Block
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.def_use import Path, Uses
-from eqfuse.tile.triton.expressions import Expressions, Piece
+from eqfuse.tile.triton.expressions import Expressions, FoldOp, Piece
 from eqfuse.tile.triton.functions import Text
 from eqfuse.tile.triton.parameters import (
     ALIGNMENT,
@@ -190,10 +190,7 @@ class _Writer:
                     self._for(stmt, (*path, place))
 
     def _let(self, value: ir.Value, op: ir.Op) -> None:
-        if (
-            isinstance(op, ir.FoldTile | ir.RankTile | ir.MergeTile)
-            and (key := self._text.fold_key(op)) not in self._text.folds
-        ):
+        if isinstance(op, FoldOp) and (key := self._text.fold_key(op)) not in self._text.folds:
             text = self._text.folded(op)
             self._text.folds[key] = self._names.local(f"{key[0]}_state")
             self._assign(self._text.folds[key], text)
