@@ -12,10 +12,14 @@ from eqfuse.loops.contraction import Contraction
 from eqfuse.loops.kernel_axes import KEPT, divisors, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.terms.folds import Fold
 from eqfuse.terms.functions import SPECIAL
-from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
+from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, Scan, free_axes, walk
 
 Axes = frozenset[str]
+
+SCAN_PASSES = 2
+"""How often a scan of a tile combines each position's states: with those of its thread, and with what the others have before."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def work_of(kernel: Kernel, *, on_cpu: bool) -> KernelWork:
 def _operations(kernel: Kernel, on_cpu: bool) -> Iterator[tuple[Expr, Contraction | None, Axes]]:
     """Every operation of the bodies, with the axes over whose positions it runs."""
     axes = kernel_axes(kernel, vectors=on_cpu)
+    scans = set[tuple[Fold, Expr]]()
     for expr in expressions(kernel.body):
         for node in axes.computed(expr):
             if isinstance(node, Reduce):
@@ -115,6 +120,10 @@ def _operations(kernel: Kernel, on_cpu: bool) -> Iterator[tuple[Expr, Contractio
                 yield node, found, axes.of(node) if found else runs
             elif isinstance(node, Call):
                 yield node, None, axes.of(node)
+            elif isinstance(node, Scan) and (node.fold, node.body) not in scans:
+                scans.add((node.fold, node.body))
+                combine = [part for part in walk(*node.fold.combine) if isinstance(part, Call)]
+                yield from ((part, None, axes.of(node)) for part in combine * SCAN_PASSES)
 
 
 def _accesses(kernel: Kernel, with_shards: Callable[[Axes], Axes]) -> Iterator[Access]:

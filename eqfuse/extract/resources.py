@@ -16,7 +16,7 @@ from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.folds import fold_of
-from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, children, expanded, free_axes, walk
+from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, Scan, children, expanded, free_axes, walk
 
 REGISTER_BYTES = 4
 
@@ -164,6 +164,13 @@ def _scanned_bytes(kernel: Kernel, blocks: Mapping[str, int]) -> int:
     """The states that the positions of the largest tile have where parts are combined in order: a scan passes them on."""
     tiles = (states * size_of(axes, blocks) for axes, states in _scanned(kernel))
     return max(tiles, default=0) * REGISTER_BYTES
+
+
+@lru_cache(KEPT)
+def scan_states(kernel: Kernel) -> int:
+    """How many states the positions of a tile have that is scanned; 0 where none is."""
+    scans = (node for node in walk(*expressions(kernel.body)) if isinstance(node, Scan))
+    return max((len(scan.fold.state) for scan in scans), default=0)
 
 
 @lru_cache(KEPT)

@@ -24,6 +24,7 @@ from eqfuse.extract.resources import (
     loads_of,
     loads_vectors,
     products,
+    scan_states,
     sharded_axes,
     shared_by_stages,
     streamed_bytes,
@@ -46,6 +47,10 @@ GPU_LONG_TILE = 16384
 GPU_FOLDED_TILE = 8192
 """The same where a loop folds its tile along both axes: decoding one query of a head, 64 keys of 128 elements by 2
 warps take 37.1 us at length 8192, 128 keys by 4 warps 42.5; at length 512 8.3 and 13.8."""
+
+GPU_SCANNED_TILE = 2048
+"""The same where a loop scans it with several states for each position: the running log-sum-exp of 256 x 65536 numbers takes 151 us
+by tiles of 2048, 460 by those of 16384 (H200)."""
 
 GPU_WARP_TILE = 1024
 """Elements of a wide tile per warp: more are registers that keep other thread blocks from running beside it. Half
@@ -185,7 +190,8 @@ def _fit_tiles(
     if columns and usage.loops and (alone or not vectors):
         wide = max(GPU_COLUMN_SEGMENTS * segments[near[0]], GPU_TILE // _least_long(kernel, extents))
         caps[near[0]] = min(caps[near[0]], wide)
-    fill(blocks, order, values, caps, GPU_TILE)
+    states = scan_states(kernel)
+    fill(blocks, order, values, caps, GPU_SCANNED_TILE if states > 1 else GPU_TILE)
     _share_out(blocks, usage.parallel, segments, extents, device.sms, values)
     # Many thread blocks hide the latency of each other's loads; few have to prefetch.
     grid = _grid(usage.parallel, blocks, extents)
@@ -193,6 +199,8 @@ def _fit_tiles(
     if few:  # loads that are no vectors are not under way beforehand: a tile has to be enough alone
         waiting = (device.stages - 2) * streamed_bytes(kernel, shape) if vectors else 0
         longest = GPU_TILE if alone else GPU_FOLDED_TILE if both or _folds_again(kernel) else GPU_LONG_TILE
+        if states:
+            longest = GPU_SCANNED_TILE if states > 1 else min(longest, GPU_FOLDED_TILE)
         fill(blocks, usage.loops, values, caps, min(longest, device.shared // max(1, waiting)))
     again = bytes_read_again(kernel, shape)
     kept = 0 < again * device.sms <= device.cache < again * grid
@@ -206,6 +214,8 @@ def _fit_tiles(
         per_warp *= 1 if few else 2
     elif not vectors or not usage.loops and (few or widest > GPU_TILE):
         per_warp //= 2
+    if states > 1:  # all of them are in registers at each position, before and after
+        per_warp = min(per_warp, GPU_SCANNED_TILE // (8 if few else 4))
     registers_each = shape.registers_each
     per_warp //= registers_each
     least = min(4, GPU_TILE // per_warp)
