@@ -31,7 +31,8 @@ from eqfuse.results import (
 )
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.prepare import prepare
-from eqfuse.terms.folds import FOLDS, Fold
+from eqfuse.terms.folds import FOLDS
+from eqfuse.terms.nodes import Fold
 from eqfuse.tile.triton.launch import module_path
 
 

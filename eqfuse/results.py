@@ -38,8 +38,8 @@ from eqfuse.rules.rule import Rewrite
 from eqfuse.rules.scope import Rule, RuleScope
 from eqfuse.terms import nodes as terms
 from eqfuse.terms.collapse_axes import CollapsedAxes
-from eqfuse.terms.folds import Fold, folds_in
-from eqfuse.terms.nodes import Expr, Output, Program, Reduce
+from eqfuse.terms.folds import folds_in
+from eqfuse.terms.nodes import Expr, Fold, Output, Program, Reduce
 from eqfuse.terms.prefixes import Prefix
 from eqfuse.terms.segments import Ends, Segments, Sort
 from eqfuse.terms.views import Views

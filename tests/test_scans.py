@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,20 +11,22 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.certification import Checks
 from eqfuse.devices import device_named
 from eqfuse.errors import ScheduleError, VerificationError
 from eqfuse.loops import lower as lowering
+from eqfuse.loops import scans as tiled
 from eqfuse.loops.nodes import Loop, Nest
 from eqfuse.loops.walk import loops_in
 from eqfuse.proof.examine import examine
-from eqfuse.rules.assignments import Assignment, updates
+from eqfuse.rules.assignments import Assignment, combines, fold_of_merge, updates
 from eqfuse.rules.merge import Group, Merge
-from eqfuse.terms.nodes import Const, Local, Reduce, reductions
+from eqfuse.terms.nodes import Const, Fold, Local, Reduce, reductions
 from eqfuse.terms.parser import parse
 from eqfuse.terms.prefixes import Prefix, alike, scanned
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
-from eqfuse.tile.triton.launch import interpret
+from eqfuse.tile.triton.launch import interpret, load
 
 PREFIX = "j: axis[k]\ny[i,j] = "
 MEAN = "sum[k](where(k <= j, x[i,k], 0)) / (j + 1)"
@@ -156,32 +159,97 @@ def test_by_kernels_in_rows_and_columns(name: str) -> None:
             torch.testing.assert_close(found.double(), wanted, rtol=5e-5, atol=5e-5, equal_nan=True)
 
 
-@pytest.mark.slow(but=["log-sum-exp", "sum from"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sum",
-        "sum from",
-        "sum, mirrored",
-        "log-sum-exp",
-        "softmax of rows",
-        "place of the maximum",
-        "decays from data",
-    ],
-)
-def test_by_triton(name: str) -> None:
-    derived = compiler.derive(text(name), None, strict_casts=False)
-    dtypes = program_dtypes(derived.program)
-    tensors = {tensor.name: inputs(5, 9)[tensor.name] for tensor in derived.program.tensors}
+def needed(source: str, every: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {tensor.name: every[tensor.name] for tensor in parse(source).tensors}
+
+
+def by_triton(
+    source: str,
+    tensors: dict[str, torch.Tensor],
+    schedule: str,
+    shards: int | None = None,
+    checks: Checks | None = None,
+) -> torch.Tensor:
+    """What the kernels for an H200 compute by tiles of 8 positions, interpreted."""
+    derived = compiler.derive(source, None, strict_casts=False)
+    tensors = needed(source, tensors)
+    dtypes = {name: SHORT[tensor.dtype] for name, tensor in tensors.items()}
     extents = bind(derived.program, {n: tuple(t.shape) for n, t in tensors.items()})
-    compiled = compiler.pipeline(derived, extents, dtypes, device_named("h200"), "scan")
-    source = compiler.emit_triton(derived, compiled, "made")
-    torch.testing.assert_close(
-        interpret(source, "made", *tensors.values()).double(),
-        expected(text(name), tensors).double(),
-        rtol=2e-5,
-        atol=2e-5,
-    )
+    compiled = compiler.pipeline(derived, extents, dtypes, device_named("h200"), schedule, checks)
+    chosen = compiled.chosen
+    assert any(group.schedule == schedule for kernel in chosen.plan.kernels for group in kernel.groups)
+    emitted = compiler.emit_triton(derived, compiled, "made")
+    walked = {f"BLOCK_{axis.upper()}" for axis in ("k", "l")}
+    config = {
+        kernel: {setting: min(8, size) for setting, size in settings.items() if setting in walked}
+        for kernel, settings in load(emitted, interpreted=True).CONFIGS.items()
+    }
+    sizes = None if shards is None else {shard: shards for shard, _ in chosen.nest.shards}
+    found = interpret(emitted, "made", *tensors.values(), sizes=sizes, config=config)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+SHORT = {
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.int32: "i32",
+}
+OF_VECTORS = {"softmax of rows"}
+"""Programs whose states have axes of their own: on a GPU they are scanned position by position."""
+
+
+@pytest.mark.slow(but=["log-sum-exp", "sum from", "mean and variance", "place of the maximum"])
+@pytest.mark.parametrize("schedule", ["scan", "scan_tiles", "scan_split"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_by_triton(name: str, schedule: str) -> None:
+    """By tiles and shards that are full, and that are not; the last tile of a shard ends where that does."""
+    if schedule != "scan" and name in OF_VECTORS:
+        pytest.skip("its states are vectors")
+    for rows, columns, shards in ((5, 9, 4), (2, 1, 2), (2, 37, 2)):
+        tensors = inputs(rows, columns)
+        found = by_triton(text(name), tensors, schedule, shards if schedule == "scan_split" else None)
+        torch.testing.assert_close(
+            found.double(),
+            expected(text(name), needed(text(name), tensors)).double(),
+            rtol=2e-5,
+            atol=2e-5,
+            equal_nan=True,
+        )
+
+
+UNUSUAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a row of -inf": lambda x: x.index_fill(0, torch.tensor([1]), -math.inf),
+    "-inf here and there": lambda x: x.masked_fill(x > 0, -math.inf),
+    "-inf at first": lambda x: x.index_fill(1, torch.arange(30), -math.inf),
+    "-1e30 at first": lambda x: x.index_fill(1, torch.arange(30), -1e30),
+    "inf": lambda x: x.masked_fill(x > 2, math.inf),
+    "NaN": lambda x: x.masked_fill(x > 2, math.nan),
+    "f16": lambda x: x.half(),
+    "bf16": lambda x: x.bfloat16(),
+    "f64": lambda x: x.double(),
+    "integers whose sum has more bits": lambda x: (x * 2**29).int(),
+}
+
+
+@pytest.mark.slow(but=["-inf at first", "integers whose sum has more bits", "f16"])
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.parametrize(
+    "name", ["sum", "log-sum-exp", "log-sum-exp before", "maximum", "place of the maximum"]
+)
+def test_tiles_of_unusual_numbers(name: str, kind: str) -> None:
+    """What a walk position by position computes, of the same dtype."""
+    if kind.startswith("integers") and name.startswith("log"):
+        pytest.skip("a logarithm is of reals")
+    x = UNUSUAL[kind](torch.randn(3, 50, generator=torch.Generator().manual_seed(1)))
+    wanted = eq.compile(text(name), native="off", prefer="scan", verify=False)(x=x)
+    assert isinstance(wanted, torch.Tensor)
+    tolerance = {"f16": 2e-3, "bf16": 2e-2, "f64": 1e-13}.get(kind, 1e-5)
+    for schedule in ("scan_tiles", "scan_split"):
+        found = by_triton(text(name), {"x": x}, schedule, 4 if schedule == "scan_split" else None)
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.slow(but=["linear attention", "a gate for each feature"])
@@ -342,6 +410,131 @@ def test_a_wrong_scan_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         eq.compile(text(program), native="off", prefer="scan")
 
 
+def unlike(name: str, **changes: object) -> Callable[[pytest.MonkeyPatch], None]:
+    """Tiles scanned in another order."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        order = getattr(tiled.Order, name)
+
+        def wrong(*given: object) -> object:
+            return replace(order(*given), **changes)
+
+        patch.setattr(tiled.Order, name, staticmethod(wrong))
+
+    return apply
+
+
+def with_fold(change: Callable[[Fold], Fold]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Prefixes within a tile are combined otherwise."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        def wrong(name: str, group: Group, merge: Merge) -> Fold:
+            fold = fold_of_merge(name, group, merge)
+            assert fold is not None
+            return change(fold)
+
+        patch.setattr(tiled, "fold_of_merge", wrong)
+
+    return apply
+
+
+def the_second(fold: Fold) -> Fold:
+    return replace(fold, combine=tuple(Local(f"{name}2", ()) for name in fold.state))
+
+
+def sums_alone(fold: Fold) -> Fold:
+    """Without what repairs them."""
+    parts = [
+        lowering.call("add", Local(f"{name}1", ()), Local(f"{name}2", ())) if op == "sum" else part
+        for name, op, part in zip(fold.state, fold.reductions, fold.combine, strict=True)
+    ]
+    return replace(fold, combine=tuple(parts))
+
+
+def combined(change: Callable[[Assignment], Assignment]) -> Callable[[pytest.MonkeyPatch], None]:
+    """What is before a tile joins it otherwise."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(tiled, "combines", lambda group, merge: map(change, combines(group, merge)))
+
+    return apply
+
+
+def side(end: str) -> Callable[[Assignment], Assignment]:
+    return lambda step: replace(step, value=Local(f"{step.state}_{end}", step.dims))
+
+
+def rolled_otherwise(
+    change: Callable[[Assignment], Assignment | None],
+) -> Callable[[pytest.MonkeyPatch], None]:
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        def wrong(group: Group, merge: Merge) -> Iterator[Assignment]:
+            yield from filter(None, map(change, updates(group, merge)))
+
+        patch.setattr(tiled, "updates", wrong)
+
+    return apply
+
+
+def all_shards(patch: pytest.MonkeyPatch) -> None:
+    """A shard goes on from its own states too."""
+    patch.setattr(lowering, "substitute_axes", lambda expr, _: expr)
+
+
+TILED: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "without the position": ("sum", flipped("exclusive")),
+    "with the position": ("maximum before", flipped("exclusive")),
+    "backwards": ("log-sum-exp", flipped("backwards")),
+    "mirrored": ("sum", flipped("mirrored")),
+    "variance without its position": ("mean and variance", flipped("exclusive")),
+    "the position before is not late": ("sum before", unlike("of", late=False)),
+    "the last position of a tile alone": ("sum", with_fold(the_second)),
+    "prefixes without repair": ("log-sum-exp", with_fold(sums_alone)),
+    "decays without repair": ("geometric decay", with_fold(sums_alone)),
+    "the tile alone": ("sum", combined(side("b"))),
+    "what is before the tile alone": ("maximum", combined(side("a"))),
+    "a sum that is not joined": (
+        "log-sum-exp",
+        combined(lambda s: side("b")(s) if s.state == "sum_k" else s),
+    ),
+    "tiles that forget": ("sum", rolled_otherwise(forgetful)),
+    "tiles that add nothing": ("sum", rolled_otherwise(nothing_new)),
+    "tiles without repair": ("log-sum-exp", rolled_otherwise(unrepaired)),
+    "tiles that are doubled": ("sum", rolled_otherwise(twice)),
+}
+
+
+@pytest.mark.parametrize("schedule", ["scan_tiles", "scan_split"])
+@pytest.mark.parametrize("name", TILED)
+def test_a_wrong_scan_of_tiles_is_refused(name: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, mutate = TILED[name]
+    mutate(monkeypatch)
+    monkeypatch.setenv("EQFUSE_CACHE", "off")
+    with pytest.raises(VerificationError):
+        by_triton(text(program), inputs(3, 7), schedule, checks=Checks(16))
+
+
+def test_a_shard_that_goes_on_from_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_shards(monkeypatch)
+    monkeypatch.setenv("EQFUSE_CACHE", "off")
+    with pytest.raises(VerificationError):
+        by_triton(text("sum"), {"x": inputs(3, 7)["x"]}, "scan_split", checks=Checks(16))
+
+
+@pytest.mark.parametrize("schedule", ["scan_tiles", "scan_split"])
+@pytest.mark.parametrize(
+    "name", ["log-sum-exp before", "mean and variance", "place of the maximum", "decays from data"]
+)
+def test_a_scan_of_tiles_is_verified_and_proved(name: str, schedule: str) -> None:
+    derived = compiler.derive(text(name), None, strict_casts=False)
+    extents = bind(derived.program, {t.name: (3, 70) for t in derived.program.tensors})
+    dtypes = program_dtypes(derived.program)
+    compiled = compiler.pipeline(derived, extents, dtypes, device_named("h200"), schedule, Checks(16))
+    proof = compiler.derivation(derived, compiled.chosen.plan, {})
+    walked = {walk.schedule for kernel in proof.proof.kernels for walk in kernel.walks}
+    assert proof.check().ok and schedule in walked
+
+
 @pytest.mark.parametrize(
     "where", ["k < j", "k >= j", "k <= i", "k <= N(k) - 1 - j", "k <= j + 1", "", "k <= 3"]
 )
@@ -368,6 +561,9 @@ def test_a_registered_recurrence_is_scanned_forwards() -> None:
         wanted[:, at] = h
     assert forwards.certificate.ok and compiler.derivation(forwards.derived, forwards.plan, {}).check().ok
     torch.testing.assert_close(forwards(x=x, w=w), wanted)
+    for schedule in ("scan_tiles", "scan_split"):
+        source = f"{PREFIX}{body.format('<=', '<=')}\nreturn y"
+        torch.testing.assert_close(by_triton(source, {"w": w, "x": x}, schedule), wanted)
     with pytest.raises(ScheduleError):
         eq.compile(f"{PREFIX}{body.format('>=', '>=')}\nreturn y", native="off", prefer="scan")
 

@@ -15,8 +15,8 @@ import eqfuse as eq
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.limits import Limits
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import Fold
 from eqfuse.terms.interpreter import Value
+from eqfuse.terms.nodes import Fold
 from eqfuse.terms.parser import parse
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.verify import verification

@@ -39,13 +39,14 @@ from eqfuse.differentiate.vanish import is_zero
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.definitions import derivatives
 from eqfuse.terms.expressions import is_position
-from eqfuse.terms.folds import Fold, fold_of, packed, ranks_of, unpacked
+from eqfuse.terms.folds import fold_of, packed, ranks_of, unpacked
 from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.nodes import (
     Axis,
     Call,
     Const,
     Expr,
+    Fold,
     Load,
     Local,
     Reduce,

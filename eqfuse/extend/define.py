@@ -11,10 +11,10 @@ from itertools import count
 from eqfuse.errors import EqfuseError, ParseError, did_you_mean
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.expressions import Bindings, ProgramNames, Reader
-from eqfuse.terms.folds import FOLDS, NOWHERE, Fold, folds_in
+from eqfuse.terms.folds import FOLDS, NOWHERE, folds_in
 from eqfuse.terms.functions import CALLABLE, CONSTANTS, FUNCTIONS
 from eqfuse.terms.inline import Inliner
-from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call, walk
+from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Fold, Local, call, walk
 from eqfuse.terms.registry import ARGUMENT, AXIS, REGISTERED, Reduction, substituted
 from eqfuse.terms.syntax import Declaration, Source
 from eqfuse.terms.types import fold_kinds, kinds

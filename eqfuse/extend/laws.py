@@ -17,11 +17,10 @@ import numpy as np
 from eqfuse.extend.programs import compared, of_fold
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import Fold
 from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_all, expand
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Local, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Fold, Local, walk
 from eqfuse.terms.registry import AXIS
 from eqfuse.verify.adversary import with_both_signs
 from eqfuse.verify.field.array import UNDEFINED, FieldArray

@@ -13,9 +13,8 @@ from eqfuse.errors import EqfuseError
 from eqfuse.extend.patterns import expression
 from eqfuse.rules.rule import PARTS
 from eqfuse.rules.scope import Rule
-from eqfuse.terms.folds import Fold
 from eqfuse.terms.functions import CONSTANTS
-from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, children, transform, walk
+from eqfuse.terms.nodes import Axis, Const, Expr, Fold, Load, Local, children, transform, walk
 from eqfuse.terms.printer import show
 from eqfuse.terms.syntax import Source
 from eqfuse.verify.certificate import Certificate

@@ -12,9 +12,8 @@ from eqfuse.loops.contraction import Contraction
 from eqfuse.loops.kernel_axes import KEPT, divisors, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.walk import expressions, loops_in, statements
-from eqfuse.terms.folds import Fold
 from eqfuse.terms.functions import SPECIAL
-from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, Scan, free_axes, walk
+from eqfuse.terms.nodes import Axis, Call, Expr, Fold, Load, Reduce, Scan, free_axes, walk
 
 Axes = frozenset[str]
 

@@ -180,7 +180,7 @@ class _KernelCheck:
                     raise self._fail(f"{name} calls {fn!r} with {len(args)} arguments")
                 case Reduce(op, axis, _):
                     raise self._fail(f"{name} contains {op}[{axis}], which needs a name of its own")
-                case Scan(_, _, axis, _):
+                case Scan(_, _, axis):
                     raise self._fail(f"{name} contains a scan along {axis!r}, which needs a name of its own")
                 case Axis() | Size() | Const() | Scalar() | Local() | Load() | Call():
                     pass

@@ -75,7 +75,7 @@ class KernelAxes:
                 return self._named.get(name, frozenset()) | frozenset(dims)
             case Reduce(_, axis, body):
                 return self.of(body) - {axis}
-            case Scan(_, _, axis, body):
+            case Scan(_, _, axis, body, _):
                 return self.of(body) | {axis}
             case _:
                 return frozenset().union(*map(self.of, children(expr)))

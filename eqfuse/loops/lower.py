@@ -287,13 +287,9 @@ class _KernelLowering:
 
     def _before_shards(self, build: Builder, group: Group, merge: Merge, shard: str) -> dict[str, Load]:
         """Stores the states of all shards before each; where they are."""
-        is_one = call("ge", Axis(shard), Const(1))
-        before = {shard: call("sub", Axis(shard), Const(1))}
-        states = tuple(
-            call("where", is_one, substitute_axes(self._partials[state.name], before), identity(state.op))
-            for state in group.states
-        )
-        upto = scanned(build, group, merge, shard, f"{self._plan.name}_{shard}", states)
+        previous = {shard: call("maximum", call("sub", Axis(shard), Const(1)), Const(0))}
+        states = tuple(substitute_axes(self._partials[state.name], previous) for state in group.states)
+        upto = scanned(build, group, merge, shard, f"{self._plan.name}_{shard}", states, first=1)
         found: dict[str, Load] = {}
         for state in group.states:
             axes = (*self._plan.parallel, shard)

@@ -21,7 +21,7 @@ from eqfuse.loops.builder import Builder
 from eqfuse.loops.share import rename_locals
 from eqfuse.rules.assignments import combines, finishes, fold_of_merge, of_one, updates
 from eqfuse.rules.merge import Group, Merge
-from eqfuse.terms.folds import all_unpacked, fold_of, identity, packed
+from eqfuse.terms.folds import all_unpacked, fold_of, packed, whole_identity
 from eqfuse.terms.nodes import (
     Axis,
     Const,
@@ -69,7 +69,7 @@ class Order:
         if not self.late:
             return packed(parts)
         found = fold_of(op)
-        nothing = [identity(each) for each in ((op,) if found is None else found[0].ops)]
+        nothing = [whole_identity(each) for each in ((op,) if found is None else found[0].ops)]
         is_one = call("ge", Axis(self.axis), Const(1))
         return packed([call("where", is_one, *each) for each in zip(parts, nothing, strict=True)])
 
@@ -121,14 +121,14 @@ def prefixes(build: Builder, group: Group, merge: Merge, order: Order, exactly: 
 
 
 def scanned(
-    build: Builder, group: Group, merge: Merge, axis: str, name: str, states: tuple[Expr, ...]
+    build: Builder, group: Group, merge: Merge, axis: str, name: str, states: tuple[Expr, ...], first: int = 0
 ) -> dict[str, str]:
-    """The prefixes within a tile, of what each position has alone; their names, by the names that the merge has for the second of two
-    parts."""
+    """The prefixes within a tile, of what each position from the `first` on has alone; their names, by the names that the merge has
+    for the second of two parts."""
     fold = fold_of_merge(name, group, merge)
     assert fold is not None  # the schedule asks for one
     dims = build.dims(dict.fromkeys(axis for state in group.states for axis in state.dims))
     body = packed(states)
     for place, state in enumerate(group.states):
-        build.let(f"{state.name}_upto", (*dims, axis), Scan(fold, place, axis, body))
+        build.let(f"{state.name}_upto", (*dims, axis), Scan(fold, place, axis, body, first))
     return {f"{state.name}_b": f"{state.name}_upto" for state in group.states}

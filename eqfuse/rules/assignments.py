@@ -10,8 +10,16 @@ from dataclasses import dataclass
 
 from eqfuse.rules.merge import Group, Merge
 from eqfuse.terms.assume import simplified
-from eqfuse.terms.folds import Fold, contribution, fold_of, identity, rank_axes, sides, written_out
-from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, replaced, transform, walk
+from eqfuse.terms.folds import (
+    contribution,
+    fold_of,
+    identity,
+    rank_axes,
+    sides,
+    whole_identity,
+    written_out,
+)
+from eqfuse.terms.nodes import Call, Const, Expr, Fold, Local, Reduce, replaced, transform, walk
 
 
 @dataclass(frozen=True)
@@ -103,15 +111,10 @@ def fold_of_merge(name: str, group: Group, merge: Merge) -> Fold | None:
     return Fold(
         name,
         tuple(state.name for state in states),
-        tuple(_whole(identity(state.op)) for state in states),
+        tuple(whole_identity(state.op) for state in states),
         combine,
         reductions=tuple(state.op for state in states),
     )
-
-
-def _whole(number: Const) -> Const:
-    """An identity as an integer where it is one: its state is of integers where what is folded is."""
-    return Const(int(number.value)) if float(number.value).is_integer() else number
 
 
 def _dims(group: Group) -> dict[str, tuple[str, ...]]:

@@ -14,10 +14,8 @@ that wherever it is computed, all of the axis of ranks is at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import count
 
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -26,12 +24,11 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
-    Local,
+    Fold,
     Reduce,
     Scan,
     call,
     children,
-    replaced,
     transform,
     walk,
 )
@@ -46,77 +43,6 @@ NOWHERE = 2**31 - 1
 
 MAX_RANKS = 256
 """Ranks that a list may have: all of it is kept on chip."""
-
-
-@dataclass(frozen=True)
-class Fold:
-    """`combine` gives each variable of the union, over `Local("v1", ())` of the left part and `Local("v2", ())` of
-    the right. Where not `commutative`, parts are only ever combined in the order of their positions.
-    A fold with an `order` keeps the one of both states that comes first in it: a key is a state variable and whether
-    the greatest of it is first, else the least; later keys decide among equals, and NaN comes before all numbers.
-    Every state variable is a key. `combine` says the same.
-    Where `reductions` are given, the state variables are those of these ops: what the merge of a cascade folds them with.
-    A fold with an order may have `ranks`: the state variable that is a position, another one for every position. Its
-    state is then a list along an axis of ranks: the first of all positions, the first of the rest, and so on, and the
-    identity where no more are left. Lists are merged, not combined one by one."""
-
-    name: str
-    state: tuple[str, ...]
-    identity: tuple[Const, ...]
-    combine: tuple[Expr, ...]
-    commutative: bool = False
-    order: tuple[tuple[str, bool], ...] = ()
-    ranks: str = ""
-    reductions: tuple[str, ...] = ()
-
-    @property
-    def ops(self) -> tuple[str, ...]:
-        """The op of each state variable's reduction."""
-        return self.reductions or tuple(f"{self.name}.{variable}" for variable in self.state)
-
-    @property
-    def temporaries(self) -> Iterator[str]:
-        """Names for intermediate values in code that combines states, apart from those of the states."""
-        taken = {f"{name}{side}" for name in self.state for side in (1, 2)}
-        return (name for number in count(1) if (name := f"t{number}") not in taken)
-
-    def combined(self, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:
-        """The state of a union from those of its two parts."""
-        values = {Local(f"{v}1", ()): value for v, value in zip(self.state, left, strict=True)}
-        values |= {Local(f"{v}2", ()): value for v, value in zip(self.state, right, strict=True)}
-        return tuple(replaced(part, values) for part in self.combine)
-
-    @property
-    def of_first(self) -> tuple[Expr, ...]:
-        """`combine` for derivatives: an extreme of both sides of a variable is that of the first of equals, as a reduction's is,
-        so that what is rescaled by it has the same derivative of it."""
-
-        def step(node: Expr) -> Expr:
-            match node:
-                case Call("maximum" | "minimum" as fn, (Local(left, _) as a, Local(right, _) as b)) if (
-                    left[:-1] == right[:-1] and left[-1] != right[-1]
-                ):
-                    first, second = (a, b) if left[-1] == "1" else (b, a)
-                    return call(
-                        "where", call("ge" if fn == "maximum" else "le", first, second), first, second
-                    )
-            return node
-
-        return tuple(transform(part, step) for part in self.combine)
-
-    def selects(self, index: int) -> bool:
-        """Whether a variable of the union is that of one of its parts, so that nothing is computed."""
-        return _selects(self.combine[index], self.state[index])
-
-
-def _selects(expr: Expr, variable: str) -> bool:
-    match expr:
-        case Local(name, _):
-            return name in (f"{variable}1", f"{variable}2")
-        case Call("where", (_, left, right)) | Call("maximum" | "minimum", (left, right)):
-            return _selects(left, variable) and _selects(right, variable)
-        case _:
-            return False
 
 
 FOLDS: dict[str, Fold] = {}
@@ -208,6 +134,12 @@ def identity(op: str) -> Const:
     return Const(REDUCTIONS[op]) if found is None else found[0].identity[found[1]]
 
 
+def whole_identity(op: str) -> Const:
+    """`identity`, as an integer where it is one: beside integers it is no real number then."""
+    number = identity(op)
+    return Const(int(number.value)) if float(number.value).is_integer() else number
+
+
 def packed(parts: Sequence[Expr]) -> Expr:
     """The body of a fold's reduction, from what one position contributes to each state variable."""
     *first, body = parts
@@ -292,9 +224,9 @@ def _written(node: Expr, text: Callable[[Expr], str]) -> str | None:
         case Call(fn, (left, right)) if fn == PAIR:
             packed = isinstance(right, Call) and right.fn == PAIR
             return f"({text(left)}, {text(right)[1:-1] if packed else text(right)})"
-        case Scan(fold, place, axis, body):
+        case Scan(fold, place, axis, body, first):
             parts = ", ".join(map(text, unpacked(body, len(fold.state))))
-            return f"scan.{fold.state[place]}[{axis}]({parts})"
+            return f"scan.{fold.state[place]}[{axis}{f' from {first}' if first else ''}]({parts})"
         case Call(fn, _) if (ranks := ranks_of(node)) is not None:
             states = [part for side in sides(node) for part in side]
             return f"{fn}[{ranks}]({', '.join(map(text, states))})"

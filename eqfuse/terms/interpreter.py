@@ -28,7 +28,7 @@ from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections, guarded_reads, outside_error
 from eqfuse.terms.domain import BRANCHING, JOINING, Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides, unpacked
+from eqfuse.terms.folds import contributions, fold_of, rank_axes, ranks_of, sides, unpacked
 from eqfuse.terms.functions import COMPARISONS, DRAWN
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
@@ -37,6 +37,7 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
+    Fold,
     Load,
     Local,
     Program,
@@ -359,8 +360,8 @@ class _Run:
                 return self._load(node)
             case Reduce():
                 return self._reduce(node)
-            case Scan(fold, place, axis, body):
-                return self._scan(fold, axis, body)[place]
+            case Scan():
+                return self._scan(node)[node.place]
             case _:
                 raise TypeError(f"not an expression: {node!r}")
 
@@ -509,14 +510,23 @@ class _Run:
             return fold_states(fold, whole, node.axis, self.env.domain, dtypes)
         return rank_states(fold, whole, node.axis, ranks, self.env.length(ranks), self.env.domain, dtypes)
 
-    def _scan(self, fold: Fold, axis: str, body: Expr) -> tuple[Value, ...]:
+    def _scan(self, node: Scan) -> tuple[Value, ...]:
         """Every state variable of a fold over the positions up to each one."""
-        key = (fold.name, axis, body)
+        fold, axis, domain = node.fold, node.axis, self.env.domain
+        key = (fold.name, axis, node.body)
         if key not in self.folds:
-            parts = [self.value(part) for part in unpacked(body, len(fold.state))]
+            parts = [self.value(part) for part in unpacked(node.body, len(fold.state))]
             dims = _union([*parts, Value((axis,), None)])
             whole = [Value(dims, expand(part, dims, self.env)) for part in parts]
-            self.folds[key] = scan_states(fold, whole, axis, self.env.domain)
+            is_there = (self.env.at(axis) >= node.first).reshape([-1 if dim == axis else 1 for dim in dims])
+            if not is_there.all():
+                whole = [
+                    Value(dims, np.where(is_there, part.data, integers.identity(nothing.value, "i64")))
+                    if integers.is_exact(part.data)
+                    else Value(dims, domain.where(is_there, part.data, domain.full((), nothing.value)))
+                    for part, nothing in zip(whole, fold.identity, strict=True)
+                ]
+            self.folds[key] = scan_states(fold, whole, axis, domain)
         return self.folds[key]
 
     def _merge(self, node: Call, ranks: str) -> Value:

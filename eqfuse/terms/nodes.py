@@ -8,10 +8,11 @@
            | Call(fn, args)               an elementwise function of terms/functions.py
            | Reduce(op, axis, body)       op over all positions of an axis, which it binds
            | Local(name, dims)            a value computed earlier by the loop nest (never in source programs)
-           | Scan(fold, place, axis, body)
+           | Scan(fold, place, axis, body, first)
                                           at each position of the tile of an axis, one state variable of what a fold makes
                                           of the tile's positions up to it, in order (in loop nests alone); its body packs
-                                          what one position contributes, as that of a reduction does (terms/folds.py)
+                                          what one position contributes, as that of a reduction does (terms/folds.py);
+                                          those before `first` contribute the identity
 
 Nodes are interned: structurally equal expressions are the same object, so expressions are DAGs,
 equality is identity, and every traversal can memoise on the node itself.
@@ -25,14 +26,12 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, wraps
+from itertools import count
 from threading import RLock
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from eqfuse.terms.functions import ARITY
-
-if TYPE_CHECKING:
-    from eqfuse.terms.folds import Fold
 
 REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "prod": 1.0}
 """Built-in reductions and their identities. (`mean` is parsed as `sum / size`.)"""
@@ -137,6 +136,7 @@ class Scan(Expr):
     place: int
     axis: str
     body: Expr
+    first: int
 
     @property
     def parts(self) -> tuple[Expr, ...]:
@@ -167,8 +167,8 @@ def rebuild(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
             return Call(fn, parts)
         case Reduce(op, axis, _):
             return Reduce(op, axis, parts[0])
-        case Scan(fold, place, axis, _):
-            return Scan(fold, place, axis, parts[0])
+        case Scan(fold, place, axis, _, first):
+            return Scan(fold, place, axis, parts[0], first)
         case _:
             return expr
 
@@ -260,7 +260,7 @@ def free_axes(expr: Expr) -> frozenset[str]:
                 found = frozenset(dims)
             case Reduce(_, axis, body):
                 found = free_axes(body) - {axis}
-            case Scan(_, _, axis, body):
+            case Scan(_, _, axis, body, _):
                 found = free_axes(body) | {axis}
             case _:
                 found = frozenset().union(*map(free_axes, children(expr)))
@@ -306,6 +306,77 @@ def call(fn: str, *args: Expr) -> Call:
     if ARITY.get(fn) != len(args):
         raise ValueError(f"{fn} does not take {len(args)} arguments")
     return Call(fn, args)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """`combine` gives each variable of the union, over `Local("v1", ())` of the left part and `Local("v2", ())` of
+    the right. Where not `commutative`, parts are only ever combined in the order of their positions.
+    A fold with an `order` keeps the one of both states that comes first in it: a key is a state variable and whether
+    the greatest of it is first, else the least; later keys decide among equals, and NaN comes before all numbers.
+    Every state variable is a key. `combine` says the same.
+    Where `reductions` are given, the state variables are those of these ops: what the merge of a cascade folds them with.
+    A fold with an order may have `ranks`: the state variable that is a position, another one for every position. Its
+    state is then a list along an axis of ranks: the first of all positions, the first of the rest, and so on, and the
+    identity where no more are left. Lists are merged, not combined one by one."""
+
+    name: str
+    state: tuple[str, ...]
+    identity: tuple[Const, ...]
+    combine: tuple[Expr, ...]
+    commutative: bool = False
+    order: tuple[tuple[str, bool], ...] = ()
+    ranks: str = ""
+    reductions: tuple[str, ...] = ()
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The op of each state variable's reduction."""
+        return self.reductions or tuple(f"{self.name}.{variable}" for variable in self.state)
+
+    @property
+    def temporaries(self) -> Iterator[str]:
+        """Names for intermediate values in code that combines states, apart from those of the states."""
+        taken = {f"{name}{side}" for name in self.state for side in (1, 2)}
+        return (name for number in count(1) if (name := f"t{number}") not in taken)
+
+    def combined(self, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:
+        """The state of a union from those of its two parts."""
+        values = {Local(f"{v}1", ()): value for v, value in zip(self.state, left, strict=True)}
+        values |= {Local(f"{v}2", ()): value for v, value in zip(self.state, right, strict=True)}
+        return tuple(replaced(part, values) for part in self.combine)
+
+    @property
+    def of_first(self) -> tuple[Expr, ...]:
+        """`combine` for derivatives: an extreme of both sides of a variable is that of the first of equals, as a reduction's is,
+        so that what is rescaled by it has the same derivative of it."""
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Call("maximum" | "minimum" as fn, (Local(left, _) as a, Local(right, _) as b)) if (
+                    left[:-1] == right[:-1] and left[-1] != right[-1]
+                ):
+                    first, second = (a, b) if left[-1] == "1" else (b, a)
+                    return call(
+                        "where", call("ge" if fn == "maximum" else "le", first, second), first, second
+                    )
+            return node
+
+        return tuple(transform(part, step) for part in self.combine)
+
+    def selects(self, index: int) -> bool:
+        """Whether a variable of the union is that of one of its parts, so that nothing is computed."""
+        return _selects(self.combine[index], self.state[index])
+
+
+def _selects(expr: Expr, variable: str) -> bool:
+    match expr:
+        case Local(name, _):
+            return name in (f"{variable}1", f"{variable}2")
+        case Call("where", (_, left, right)) | Call("maximum" | "minimum", (left, right)):
+            return _selects(left, variable) and _selects(right, variable)
+        case _:
+            return False
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from eqfuse.terms.folds import Fold
-from eqfuse.terms.nodes import REDUCTIONS
+from eqfuse.terms.nodes import REDUCTIONS, Fold
 from eqfuse.terms.python import parsed
 
 AXIS = "j"

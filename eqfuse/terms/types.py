@@ -8,7 +8,7 @@ from typing import Literal
 
 from eqfuse.errors import EqfuseError, TypeCheckError, locate
 from eqfuse.terms.dtypes import FLOAT8, INTEGERS, STORED
-from eqfuse.terms.folds import Fold, contributions, fold_of, sides, unpacked
+from eqfuse.terms.folds import contributions, fold_of, sides, unpacked
 from eqfuse.terms.functions import (
     AMONG_INTEGERS,
     BITWISE,
@@ -26,6 +26,7 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
+    Fold,
     Load,
     Local,
     Program,
@@ -74,7 +75,7 @@ def _kind(node: Expr, found: Mapping[Expr, Kind], dtypes: Mapping[str, str]) -> 
             if fold is not None:
                 return fold_kinds(fold[0], [found[part] for part in contributions(node)])[fold[1]]
             return "real" if found[body] == "real" else "int"
-        case Scan(of, place, _, body):
+        case Scan(of, place, _, body, _):
             return fold_kinds(of, [found[part] for part in unpacked(body, len(of.state))])[place]
         case Call(fn, _) if (fold := fold_of(fn)) is not None:
             pairs = zip(*sides(node), strict=True)
@@ -226,7 +227,7 @@ def _contributions(root: Expr, dtypes: Mapping[str, str], wanted: Kind) -> froze
             case Reduce(op, _, body):
                 # Counting and adding up are exact: torch widens them to i64.
                 own = found[body] | ({"i64"} if op in ("sum", "prod") and wanted == "int" else frozenset())
-            case Scan(of, _, _, body):
+            case Scan(of, _, _, body, _):
                 own = frozenset[str]().union(*(found[part] for part in unpacked(body, len(of.state))))
                 own |= {"i64"} if wanted == "int" and {"sum", "prod"} & {*of.ops} else frozenset()
             case Load(name, _) | Local(name, _) if all_kinds[node] == wanted:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.dtypes import DTYPES
-from eqfuse.terms.folds import Fold, fold_of, is_ranked
+from eqfuse.terms.folds import fold_of, is_ranked
 from eqfuse.terms.functions import ARITY
-from eqfuse.terms.nodes import COMBINE, Call, Const, Expr, Size
+from eqfuse.terms.nodes import COMBINE, Call, Const, Expr, Fold, Size
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
 from eqfuse.tile.walk import operands

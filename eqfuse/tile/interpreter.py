@@ -21,12 +21,12 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms import integers
 from eqfuse.terms.domain import Domain, contract_masked, total
-from eqfuse.terms.folds import Fold, fold_of
+from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import COMPARISONS, DRAWN, LOGICAL
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import Value as Dimensioned
 from eqfuse.terms.interpreter import fold_states, merge_states, rank_states, scan_states
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Fold, Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import (

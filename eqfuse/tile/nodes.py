@@ -68,8 +68,7 @@ from eqfuse.fast_dataclass import dataclass
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
-from eqfuse.terms.folds import Fold
-from eqfuse.terms.nodes import Expr
+from eqfuse.terms.nodes import Expr, Fold
 
 S_co = TypeVar("S_co", covariant=True)
 """Statements of a region: those of the tile program, or of roles."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from eqfuse.terms.dtypes import FLOAT8, LIMITS
-from eqfuse.terms.folds import Fold, fold_of
+from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS, COMPARISONS, LOGICAL, ROUNDINGS
-from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
+from eqfuse.terms.nodes import Call, Const, Expr, Fold, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.cpu.elementwise import INTEGER_TILES, REAL
 from eqfuse.tile.cpu.values import TORCH, Item

@@ -17,13 +17,14 @@ from eqfuse.loops.contraction import Contraction, Product, as_written, contracti
 from eqfuse.loops.guards import Guards, follows
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
-from eqfuse.terms.folds import Fold, contributions, fold_of, over_union, ranks_of, siblings, sides, unpacked
+from eqfuse.terms.folds import contributions, fold_of, over_union, ranks_of, siblings, sides, unpacked
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
     Const,
     Expr,
+    Fold,
     Load,
     Local,
     Reduce,
@@ -106,7 +107,7 @@ class Expressions:
         levels = [0]
         for node in walk(*exprs):
             match node:
-                case Axis(axis) | Reduce(_, axis, _) | Scan(_, _, axis, _):
+                case Axis(axis) | Reduce(_, axis, _) | Scan(_, _, axis):
                     levels.append(self._build.level_of_axis(axis))
                 case Local(name, _):
                     binding = self._build.binding(name)
@@ -371,6 +372,14 @@ class Expressions:
         if not build.is_tile(axis):
             return parts[expr.place]
         dims = build.ordered({axis}.union(*(part.dims for part in parts)))
+        if expr.first:
+            least = build.constant(expr.first, "i32")
+            is_there = build.elementwise("ge", (build.positions(axis), least), "is_there")
+            nothing = (build.constant(identity(op, d), d) for op, d in zip(fold.ops, dtypes, strict=True))
+            parts = [
+                build.reconciled("where", (is_there, part, none), part.dtype, part.name)
+                for part, none in zip(parts, nothing, strict=True)
+            ]
         tiles = tuple(build.align(part, dims) for part in parts)
         return build.emit(ScanTile(fold, expr.place, tiles, axis), dims, dtypes[expr.place], hint)
 
@@ -604,7 +613,7 @@ class Expressions:
                     found = frozenset({axis})
                 case Reduce(_, axis, _):
                     found -= {axis}
-                case Scan(_, _, axis, _):
+                case Scan(_, _, axis):
                     found |= {axis}
                 case Local(name, _):
                     binding = self._build.binding(name)

@@ -10,13 +10,14 @@ from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
 from eqfuse.terms.dtypes import LIMITS, STORED
-from eqfuse.terms.folds import Fold, contributions, fold_of, sides, unpacked
+from eqfuse.terms.folds import contributions, fold_of, sides, unpacked
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
     Call,
     Const,
     Expr,
+    Fold,
     Load,
     Local,
     Reduce,

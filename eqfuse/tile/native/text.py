@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from eqfuse.terms.dtypes import FLOAT8, LIMITS, STORED
-from eqfuse.terms.folds import Fold
 from eqfuse.terms.functions import CASTS, DRAWN, ROUNDINGS
-from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
+from eqfuse.terms.nodes import Call, Const, Expr, Fold, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.native.nodes import NotNative

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eqfuse.terms.folds import Fold, fold_of
+from eqfuse.terms.folds import fold_of
+from eqfuse.terms.nodes import Fold
 from eqfuse.tile.dtypes import identity
 from eqfuse.tile.native.context import Buffer
 from eqfuse.tile.native.folds import Folds

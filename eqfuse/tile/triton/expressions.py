@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.dtypes import FLOAT8
-from eqfuse.terms.folds import MAX_RANKS, Fold, fold_of
+from eqfuse.terms.folds import MAX_RANKS, fold_of
 from eqfuse.terms.functions import ROUNDINGS
+from eqfuse.terms.nodes import Fold
 from eqfuse.tile import nodes as ir
 from eqfuse.tile.check import TileError
 from eqfuse.tile.def_use import Uses

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eqfuse.terms.folds import Fold
 from eqfuse.terms.functions import CASTS, COMPARISONS, LOGICAL
-from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
+from eqfuse.terms.nodes import Call, Const, Expr, Fold, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.dtypes import INTEGERS, identity, widest_integer
 from eqfuse.tile.triton.functions import Text, call, convert, elementwise, exact, number
