@@ -66,8 +66,8 @@ def decays(gates: T) -> T:
 
 def recurrent(q: T, r: T, v: T, gates: T | None = None) -> T:
     """The state after each position, times its query."""
-    state = torch.zeros(q.shape[0], q.shape[2], v.shape[2], dtype=q.dtype)
-    found = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype)
+    state = torch.zeros(q.shape[0], q.shape[2], v.shape[2], dtype=q.dtype, device=q.device)
+    found = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
     for at in range(q.shape[1]):
         if gates is not None:
             state *= torch.exp(gates[:, at, :, None] if gates.dim() == 3 else gates[:, at, None, None])
