@@ -53,7 +53,7 @@ def _reader(stops: bool, inlined: frozenset[str]) -> type[Reader]:
 
         def _definition(self, node: ast.expr, index: tuple[Expr, ...], name_node: ast.expr) -> Expr:
             found, name = super()._definition(node, index, name_node), getattr(name_node, "id", "")
-            return found if name in inlined else read(name, index)
+            return found if name in inlined or name == self.current else read(name, index)
 
     return Named
 

@@ -41,6 +41,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.python import parsed
+from eqfuse.terms.recurrences import itself, prefix_of, step_of
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, Reduction, instance, reducers
 from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names
 from eqfuse.terms.types import TIGHT, kinds
@@ -110,7 +111,8 @@ class Bindings:
 @dataclass
 class Reader:
     """Reads expressions of `current`, a definition. `done` holds the definitions read so far,
-    `read_names` every name that some definition read, `ranks` the ranks of the tensors met.
+    `read_names` every name that some definition read, `ranks` the ranks of the tensors met, `recurrences` where definitions read
+    themselves: the axis, and whether the position after, `spans` dimensions that have the extent of an axis, but are not read along it.
 
     `stop(x)` is read as `x`, and so each function `apart`: what is run has nothing of it; readers for derivatives keep it."""
 
@@ -123,6 +125,8 @@ class Reader:
     done: dict[str, Expr] = field(default_factory=dict)
     read_names: set[str] = field(default_factory=set)
     ranks: dict[str, int] = field(default_factory=dict)
+    recurrences: dict[str, dict[tuple[str, bool], ast.expr]] = field(default_factory=dict)
+    spans: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def read(self, node: ast.expr, scope: Bindings) -> Expr:
         """The term that `node` stands for. Raises ParseError and TypeCheckError."""
@@ -331,9 +335,7 @@ class Reader:
         definition = self.names.definitions[name]
         if name not in self.done:
             if name == self.current:
-                raise self._error(
-                    f"{name!r} is defined by itself", node, "a definition reads earlier ones only"
-                )
+                return self._itself(definition, index, node)
             hint = f"it is defined on line {definition.line}; move that definition up"
             raise self._error(f"{name!r} is read before it is defined", node, hint)
         self.read_names.add(name)
@@ -348,6 +350,50 @@ class Reader:
             hint = f"give the size a name: write a scalar in place of N({error.axis})"
             message = f"N({error.axis}) in {name!r} has no meaning where {error.axis!r} is a computed index"
             raise self._error(message, node, hint, TypeCheckError) from None
+
+    def _itself(self, definition: Definition, index: tuple[Expr, ...], node: ast.expr) -> Expr:
+        """What a recurrence reads: its own value one position before or after, along one axis."""
+        moved = [
+            (axis, after)
+            for axis, at in zip(definition.axes, index, strict=False)
+            for after in (False, True)
+            if at is call("add" if after else "sub", Axis(axis), Const(1))
+        ]
+        kept = [axis for axis, at in zip(definition.axes, index, strict=False) if at is Axis(axis)]
+        if len(moved) != 1 or len(index) != len(definition.axes) or len(kept) != len(index) - 1:
+            t = definition.axes[-1] if definition.axes else "t"
+            hint = f"a definition reads earlier ones, or itself one position before or after along one axis: [..., {t}-1]"
+            raise self._error(f"{definition.name!r} is defined by itself", node, hint)
+        self.recurrences.setdefault(definition.name, {}).setdefault(moved[0], node)
+        return itself(definition.name, *moved[0])
+
+    def recurrence(self, definition: Definition, expr: Expr) -> Expr:
+        """The value of a definition, of one that reads itself as a reduction over the positions up to each."""
+        reads = self.recurrences.get(definition.name, {})
+        if not reads:
+            return expr
+        (axis, after), node = next(iter(reads.items()))
+        if len(reads) > 1:
+            hint = "a recurrence goes one way along one axis"
+            raise self._error(f"{definition.name!r} reads itself in two directions", node, hint)
+        found = step_of(expr, itself(definition.name, axis, after))
+        if found is None:
+            hint = (
+                "a step is p * h + q, max(h + p, q) or min(h + p, q), of the value h before it: two such steps are one, "
+                "so that they are merged. Steps of other forms have no merge"
+            )
+            raise self._error(f"{definition.name!r} is no step that merges", node, hint)
+        if after:  # what is read from the end on is read nowhere at the position itself
+            places = [
+                (node.tensor, place)
+                for node in walk(expr)
+                if isinstance(node, Load)
+                for place, at in enumerate(node.index)
+                if at is Axis(axis)
+            ]
+            self.spans |= {axis: places[0]} if places else {}
+        k = self.inliner.fresh(axis, free_axes(expr))
+        return prefix_of(*found, axis, k, after, self.inliner.replace)
 
     def _call(self, node: ast.Call, scope: Bindings) -> Expr:
         for argument in (*node.args, *node.keywords):

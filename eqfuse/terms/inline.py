@@ -99,7 +99,7 @@ class Inliner:
                     *(free_axes(to) for name, to in inner.items() if name in free)
                 )
                 if axis in arriving:
-                    fresh = self._fresh(axis, arriving | free)
+                    fresh = self.fresh(axis, arriving | free)
                     inner[axis] = Axis(fresh)
                     axis = fresh
                 return Reduce(op, axis, self._replace(body, inner, memo)) if inner else expr
@@ -141,7 +141,7 @@ class Inliner:
         taken = self._arriving(expr, ranks, mapping) | free_axes(place)
         bound = ranks
         if ranks in taken:
-            bound = self._fresh(ranks, taken | free_axes(expr))
+            bound = self.fresh(ranks, taken | free_axes(expr))
             inside[ranks] = Axis(bound)
         found = self._replace(expr, inside, memo) if inside else expr
         return Reduce("sum", bound, call("where", call("eq", Axis(bound), place), found, Const(0)))
@@ -151,7 +151,8 @@ class Inliner:
         axis = self.domains.get(axis, axis)
         return self.lengths.get(axis, axis)
 
-    def _fresh(self, axis: str, avoid: frozenset[str]) -> str:
+    def fresh(self, axis: str, avoid: frozenset[str]) -> str:
+        """A new name for an axis of the same extent."""
         base = self.domains.get(axis, axis)
         number = 1
         while (name := f"{base}_{number}") in self.names or name in avoid:

@@ -125,6 +125,8 @@ def texts(
     for definition in names.definitions.values():
         reader.current = definition.name
         reader.done[definition.name] = _defined(source, reader, definition)
+    declared = {*lengths, *domains, *computed}
+    dimensions = {a: place for a, place in reader.spans.items() if a not in declared} | dimensions
     at_most = tuple(_promised(source, reader, each) for each in found if isinstance(each, Promise))
     return Texts(source, found, names, domains, reader, computed, dimensions, at_most)
 
@@ -418,7 +420,7 @@ def _defined(source: Source, reader: Reader, definition: Definition) -> Expr:
         of = "1 value" if len(values) == 1 else f"{len(values)} values"
         hint = "the left side has a name for each value: v[i], k[i] = ..."
         raise source.error(f"{given} for {of}", definition.value, hint)
-    expr = values[definition.place]
+    expr = reader.recurrence(definition, values[definition.place])
     declaration = reader.names.declared.get(definition.name)
     if declaration is not None:
         if (declaration.axes or ()) != definition.axes:
