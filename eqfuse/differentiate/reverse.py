@@ -7,6 +7,7 @@ One rule for each construct:
     sum[j](a)          every position gets the cotangent
     max[j](a), min     the position that `argmax` gives gets it: of equals the first
     prod[j](a)         the product of all others
+    a prefix           see `scans`: a running product, a recurrence, and sums whose weights are carried on
     a fold             where it keeps one of two states: the position that it keeps. Any other: the derivative of
                        `combine`, at the states of the positions before and after
     x[f(i)]            see `pullback`; a read of a value that is broadcast is a sum over what it is broadcast along
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from eqfuse import limits
 from eqfuse.differentiate.polynomial import (
@@ -34,6 +36,7 @@ from eqfuse.differentiate.polynomial import (
     written,
 )
 from eqfuse.differentiate.pullback import pulled
+from eqfuse.differentiate.scans import Scans
 from eqfuse.differentiate.steps import Step, Steps, index_of, is_fold, name_of, refused
 from eqfuse.differentiate.vanish import is_zero
 from eqfuse.errors import EqfuseError
@@ -79,6 +82,10 @@ class Reverse:
     _reads: dict[str, int] = field(default_factory=dict)
     _sums: dict[str, Polynomial] = field(default_factory=dict)  # what a step sums
 
+    @cached_property
+    def _scans(self) -> Scans:
+        return Scans(self.steps)
+
     def run(self, seeds: dict[str, Polynomial]) -> None:
         """Fills `found` with the cotangents, from those of the outputs."""
         primal = list(self.steps.steps)
@@ -107,6 +114,10 @@ class Reverse:
             return
         if self._wants_name(step, cotangent):
             cotangent = self._named(f"d{step.name}", step.axes, cotangent)
+        if (given := self._scans.back(step, cotangent, self._place)) is not None:
+            for own, part, terms in given:
+                self._through_part(own, part, terms)
+            return
         match step.op:
             case "" | "sum":
                 self._through(step, step.body, cotangent)
@@ -294,6 +305,13 @@ class Reverse:
         counts as often as it has positions. Masks of `known` axes are the program's own."""
         if not over or not terms:
             return terms
+        carried = (
+            [self._scans.summed(name, over[0], target, term) for term in terms] if len(over) == 1 else []
+        )
+        if any(carried):
+            rest = tuple(term for term, made in zip(terms, carried, strict=True) if made is None)
+            made = (each for found in carried for each in found or ())
+            return collected((*made, *self._summed(name, over, target, rest, known)))
         groups: dict[tuple[Expr, ...], list[Monomial]] = {}
         for term in terms:
             groups.setdefault(_beside(term.masks, over), []).append(term)
@@ -302,7 +320,8 @@ class Reverse:
             return collected(term for group in each for term in group)
         common = shared(terms)
         fixed = {factor: n for factor, n in common.powers.items() if not free_axes(factor) & set(over)}
-        if any(free_axes(mask) & set(over) for term in terms for mask in term.masks):
+        cutting = [mask for term in terms for mask in term.masks if free_axes(mask) & set(over)]
+        if cutting and not (len(over) == 1 and self._scans.is_never_empty(cutting, over[0])):
             # What a mask leaves nothing of is 0, whatever the factors are: those that may be infinite stay behind it.
             fixed = {factor: n for factor, n in fixed.items() if n > 0 and self._is_given(factor)}
         masks = tuple(

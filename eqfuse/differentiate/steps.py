@@ -243,7 +243,7 @@ class Steps:
         found = texts(Source.of(source), scalars, _reader(bool(wrt), frozenset()))
         if unsized := _without_sizes(program, found):
             found = texts(Source.of(source), scalars, _reader(bool(wrt), unsized))
-        taken = {*re.findall(r"\w+", source), *reserved}
+        taken = {*re.findall(r"\w+", source), *found.domains, *reserved}
         declared = {
             name: _declaration(each)
             for name, each in found.names.declared.items()

@@ -132,6 +132,14 @@ def alike(program: Program) -> Extents:
     return {axis: lengths.get(first(axis), first(axis)) for axis in (*same, *program.lengths)}
 
 
+def prefix_where(condition: Expr, axis: str, extents: Extents) -> Prefix | None:
+    """The part of an axis where a condition holds, if that is one up to the position of another axis, or from there on."""
+    return next(
+        (found for node, holds, found in _masks(condition, axis, extents) if node is condition and holds),
+        None,
+    )
+
+
 def scanned(reduce: Reduce, extents: Extents) -> Scanned | None:
     """How a reduction is one over the part of its axis before or after another axis's position, and of nothing else of that
     position; None where it is not."""

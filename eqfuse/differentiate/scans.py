@@ -1,0 +1,373 @@
+"""Gradients of prefixes in linear time: what comes back to a position is carried from the others, one after the other.
+
+A running maximum passes on what it gets to the position before, where that has the same maximum, else to its own position. A state that a
+position makes of the one before it, `h[t] = a[t] h[t-1] + b[t]`, gets
+
+    D[t] = dh[t] + F[t+1],  F[t] = a[t] D[t],        da[t] = D[t] h[t-1],  db[t] = D[t]
+
+of which F, what it passes on, is such a recurrence in the other direction (a running product is one with b = 0). And a sum over the positions after each one
+whose weights are a quotient of exponentials of both positions carries them from neighbour to neighbour:
+
+    sum[j](where(k <= j, g[j] exp(u[k] - v[j]), 0)) = exp(u[k] - v[k]) D[k],   D[k] = g[k] + F[k+1],  F[k] = exp(v[k-1] - v[k]) D[k]
+
+where u and v are the same, as in the decays of a gated recurrence, or v is the running maximum, as in a log-sum-exp: then no weight
+is more than 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from eqfuse.differentiate.polynomial import UNIT, Monomial, Polynomial, expression, written
+from eqfuse.differentiate.steps import Step, Steps, index_of, name_of
+from eqfuse.terms.assume import folded
+from eqfuse.terms.folds import packed, unpacked
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Size,
+    call,
+    free_axes,
+    replaced,
+    substitute_axes,
+    walk,
+)
+from eqfuse.terms.prefixes import Extents, Prefix, alike, prefix_where, scanned
+from eqfuse.terms.recurrences import AFFINE
+
+ONE, ZERO = Const(1), Const(0)
+
+Signed = Sequence[tuple[int, Expr]]
+"""Terms that are added, by 1, or subtracted, by -1."""
+
+Contribution = tuple[Step, Expr, Polynomial]
+"""A part of what a position contributes, as that of a step without the axis of the prefixes, and its cotangent."""
+
+
+@dataclass
+class Scans:
+    """The prefixes of a program that is differentiated."""
+
+    steps: Steps
+
+    @property
+    def _alike(self) -> Extents:
+        known = alike(self.steps.program)
+        return {**known, **{axis: known.get(of, of) for axis, of in self.steps.domains.items()}}
+
+    # -- states that one position makes of the one before ------------------------------------------------
+
+    def back(
+        self, step: Step, cotangent: Polynomial, place_of: Callable[[Step], Expr]
+    ) -> list[Contribution] | None:
+        """What the positions of a running product, recurrence or extreme get, whose position is `place_of` it; None of any other
+        step."""
+        is_affine, is_extreme = step.op == f"{AFFINE.fold}.h", step.op in ("max", "min")
+        if not (is_affine or is_extreme or step.op == "prod") or len(step.over) != 1:
+            return None
+        value = step.value
+        found = scanned(value, self._alike) if isinstance(value, Reduce) else None
+        if found is None or found.prefix.exclusive:
+            return None
+        prefix, (k,) = found.prefix, step.over
+        if is_extreme and prefix.mirrored:
+            return None
+        place = place_of(step) if is_extreme else ZERO
+        parts = unpacked(found.whole.body, 2) if is_affine else (found.whole.body,)
+        terms = self._at(expression(cotangent), prefix.at, Size(k), Axis(k), prefix.mirrored)
+
+        def ratio(here: Expr, to: Expr) -> Expr:
+            if not is_extreme:
+                return substitute_axes(parts[0], {k: here})
+            both = (substitute_axes(place, {prefix.at: position}) for position in (here, to))
+            return call("where", call("eq", *both), ONE, ZERO)
+
+        own = replace(step, axes=tuple(axis for axis in step.axes if axis != prefix.at))
+        carried = self._carried(step.name, own, k, not prefix.backwards, ratio, terms)
+        if is_extreme:
+            is_mine = call("eq", substitute_axes(place, {prefix.at: Axis(k)}), Axis(k))
+            return [(own, parts[0], (Monomial(UNIT.number, {carried: 1}, (is_mine,)),))]
+        before = self._before(step, own, prefix, parts)
+        given: list[Contribution] = [(own, parts[0], (Monomial(UNIT.number, _powers(carried, before)),))]
+        if is_affine:
+            given.append((own, parts[1], (Monomial(UNIT.number, {carried: 1}),)))
+        return given
+
+    def _at(self, expr: Expr, axis: str, size: Expr, position: Expr, is_mirrored: bool) -> Expr:
+        """An expression at a position along an axis, counted from its end where it is mirrored."""
+        place = call("sub", call("sub", size, ONE), position) if is_mirrored else position
+        return substitute_axes(expr, {axis: place})
+
+    def _before(self, step: Step, own: Step, prefix: Prefix, parts: Sequence[Expr]) -> Expr:
+        """The state of the positions before each one, in the order in which they are visited."""
+        (k,) = step.over
+        other = self.steps.another(k)
+        nothing = (ONE, ZERO)[: len(parts)]
+        is_before = call("gt" if prefix.backwards else "lt", Axis(other), Axis(k))
+        body = packed(
+            [
+                call("where", is_before, substitute_axes(part, {k: Axis(other)}), none)
+                for part, none in zip(parts, nothing, strict=True)
+            ]
+        )
+        return self._helper(f"{step.name}_before", own.loops, step.op, other, body)
+
+    def _carried(
+        self,
+        name: str,
+        own: Step,
+        k: str,
+        from_last: bool,
+        ratio: Callable[[Expr, Expr], Expr],
+        terms: Expr,
+        reads_next: bool = True,
+    ) -> Expr:
+        """D[k] = terms[k] + ratio(k+1, k) D[k+1], from the last position, or D[k] = terms[k] + ratio(k-1, k) D[k-1], from the first;
+        `ratio` is of two neighbours. Positions are counted from where it begins.
+
+        With `reads_next`, a step is what a position passes on, F[k] = ratio(k, next) D[k], and reads the one that gets it; without,
+        it is D, and reads the one that it comes from."""
+        o = self.steps.another(k)
+        last = call("sub", Size(k), ONE)
+
+        def placed(at: Expr) -> Expr:
+            return call("sub", last, at) if from_last else at
+
+        def stepped(at: Expr, is_on: bool) -> Expr:
+            return call("sub" if is_on == from_last else "add", at, ONE)
+
+        here, bound = placed(Axis(o)), placed(Axis(k))
+        given = substitute_axes(terms, {k: here})
+        if not reads_next:
+            weight = call("where", call("ge", Axis(o), ONE), ratio(stepped(here, False), here), ONE)
+            return self._scan(f"d{name}_carried", own, o, call("le", Axis(o), bound), weight, given)
+        weight = call("where", call("lt", Axis(o), last), ratio(here, stepped(here, True)), ONE)
+        passed = self._scan(
+            f"d{name}_passed", own, o, call("lt", Axis(o), bound), weight, _times(weight, given)
+        )
+        found = call("add", terms, passed)
+        axes = tuple(axis for axis in own.loops if axis in free_axes(found))
+        return self.steps.add(Step(self.steps.names.fresh(f"d{name}_carried"), axes, found)).itself
+
+    def _scan(self, name: str, own: Step, o: str, seen: Expr, p: Expr, q: Expr) -> Expr:
+        """The recurrence of these steps over the positions that are seen."""
+        body = packed([call("where", seen, p, ONE), call("where", seen, q, ZERO)])
+        return self._helper(name, own.loops, f"{AFFINE.fold}.h", o, body)
+
+    def _helper(self, name: str, axes: Sequence[str], op: str, over: str, body: Expr) -> Expr:
+        own = tuple(axis for axis in dict.fromkeys(axes) if axis in free_axes(Reduce(op, over, body)))
+        return self.steps.add(Step(self.steps.names.fresh(name), own, body, op, (over,))).itself
+
+    def is_never_empty(self, masks: Sequence[Expr], over: str) -> bool:
+        """Whether each position that masks are of leaves one of the axis: itself."""
+        found = [prefix_where(mask, over, self._alike) for mask in masks]
+        return bool(found) and all(prefix is not None and not prefix.exclusive for prefix in found)
+
+    # -- sums over the positions after each ----------------------------------------------------------------
+
+    def summed(self, name: str, j: str, target: Sequence[str], term: Monomial) -> Polynomial | None:
+        """The sum of a term over the positions before or after each one of an axis of `target`; None where its weights are not
+        carried from one to the next. A factor that is a difference of values of both is multiplied out."""
+        found = self._one(name, j, target, term)
+        if found is not None:
+            return (found,)
+        for factor, n in term.powers.items():
+            match factor:
+                case Call("add" | "sub" as fn, (left, right)) if n == 1 and j in free_axes(factor):
+                    rest = term.times(Monomial(UNIT.number, {factor: -1}))
+                    sign = 1 if fn == "add" else -1
+                    both = [
+                        self.summed(name, j, target, rest.times(Monomial(Fraction(each), {part: 1})))
+                        for each, part in ((1, left), (sign, right))
+                    ]
+                    if both[0] is not None and both[1] is not None:
+                        return (*both[0], *both[1])
+        return None
+
+    def _one(self, name: str, j: str, target: Sequence[str], term: Monomial) -> Monomial | None:
+        for mask, prefix in self._masks(j, term):
+            k = prefix.at
+            if k not in target or prefix.exclusive or prefix.mirrored:
+                continue
+            found = self._weights(term, j, k, {mask: True}, prefix.backwards)
+            if found is None:
+                continue
+            factor, front, weight, is_bounded = found
+            powers = {f: n for f, n in term.powers.items() if f is not factor}
+            masks = [each for each in term.masks if each is not mask]
+            if any({j, k} <= free_axes(part) for part in (*powers, *masks)):
+                continue
+            inner = Monomial(
+                UNIT.number,
+                {f: n for f, n in powers.items() if j in free_axes(f)},
+                tuple(each for each in masks if j in free_axes(each)),
+            )
+            outer = Monomial(
+                term.number,
+                {f: n for f, n in powers.items() if j not in free_axes(f)},
+                tuple(each for each in masks if j not in free_axes(each)),
+            )
+            if not free_axes(written(inner)) & {j}:
+                continue
+
+            def ratio(here: Expr, to: Expr, weight: Signed = weight, is_bounded: bool = is_bounded) -> Expr:
+                moved = [(sign, substitute_axes(part, {j: here})) for sign, part in weight]
+                exponent = _total(
+                    [*moved, *((-sign, substitute_axes(part, {j: to})) for sign, part in weight)]
+                )
+                return call("exp", call("minimum", exponent, ZERO) if is_bounded else exponent)
+
+            own = Step(name, tuple(axis for axis in target if axis != k), ZERO, "sum", (k,))
+            terms = substitute_axes(written(inner), {j: Axis(k)})
+            carried = self._carried(
+                name,
+                own,
+                k,
+                prefix.backwards,
+                ratio,
+                terms,
+                prefix.backwards != self._grows_backwards(weight, j),
+            )
+            return outer.times(
+                Monomial(UNIT.number, _powers(carried, *([front] if front is not None else [])))
+            )
+        return None
+
+    def _masks(self, j: str, term: Monomial) -> Iterator[tuple[Expr, Prefix]]:
+        """The conditions of a term, and of the exponents in it, by which it is one over a part of the axis."""
+        inside = [
+            node.args[0]
+            for node in walk(*(self._written(factor, j) for factor in term.powers))
+            if isinstance(node, Call) and node.fn == "where"
+        ]
+        for mask in dict.fromkeys((*term.masks, *inside)):
+            prefix = prefix_where(mask, j, self._alike)
+            if prefix is not None:
+                yield mask, prefix
+
+    def _written(self, factor: Expr, j: str) -> Expr:
+        """A factor with values of steps written out that have other axes beside `j`."""
+        found = factor
+        while True:
+            reads = {
+                node: value
+                for node in walk(found)
+                if isinstance(node, Load)
+                and j in free_axes(node)
+                and (value := self._value(node)) is not None
+            }
+            if not reads:
+                return found
+            found = replaced(found, reads)
+
+    def _value(self, node: Load) -> Expr | None:
+        """What a read of a step stands for that is no reduction."""
+        step = next((each for each in self.steps.steps if each.name == name_of(node)), None)
+        if step is None or step.op or len(free_axes(node)) < 2:
+            return None
+        if any(isinstance(part, Reduce) for part in walk(step.body)):
+            return None
+        return substitute_axes(step.body, dict(zip(step.axes, index_of(node), strict=True)))
+
+    def _weights(
+        self, term: Monomial, j: str, k: str, holds: Mapping[Expr, bool], is_ascending: bool
+    ) -> tuple[Expr, Expr | None, Signed, bool] | None:
+        """The factor of both positions, `exp(u[k] + v[j])`; what of it stays at `k` alone, `exp(u[k] + v[k])`, or None where that is 1; v;
+        and whether neighbours' weights are at most 1 since v falls along what is summed."""
+        both = [(f, n) for f, n in term.powers.items() if {j, k} <= free_axes(self._folded(f, j, holds))]
+        if len(both) != 1 or both[0][1] != 1:
+            return None
+        factor = both[0][0]
+        value = self._folded(factor, j, holds)
+        if not isinstance(value, Call) or value.fn != "exp":
+            return None
+        parts = list(_signed(value.args[0], j, k))
+        if any({j, k} <= free_axes(part) for _, part in parts):
+            return None
+        moving = [(sign, part) for sign, part in parts if j in free_axes(part)]
+        rest = [(sign, part) for sign, part in parts if j not in free_axes(part)]
+        if not moving:
+            return None
+        at_k = [(sign, substitute_axes(part, {j: Axis(k)})) for sign, part in moving]
+        left = list(rest)
+        for sign, part in at_k:
+            if (-sign, part) not in left:
+                break
+            left.remove((-sign, part))
+        else:
+            if not left:
+                return factor, None, moving, False
+        if len(moving) == 1 and moving[0][0] < 0 and self._is_running_maximum(moving[0][1], j, is_ascending):
+            return factor, call("exp", _total([*rest, *at_k])), moving, True
+        return None
+
+    def _folded(self, factor: Expr, j: str, holds: Mapping[Expr, bool]) -> Expr:
+        return folded(self._written(factor, j), holds)
+
+    def _grows_backwards(self, weight: Signed, j: str) -> bool:
+        """Whether exponents are made of what is folded from the last position on, of which the one after has one position less."""
+        names = {name_of(node) for _, part in weight for node in walk(part)}
+        folds = [step.value for step in self.steps.steps if step.name in names and len(step.over) == 1]
+        found = [scanned(value, self._alike) for value in folds if isinstance(value, Reduce)]
+        return any(each is not None and each.prefix.backwards for each in found)
+
+    def _is_running_maximum(self, expr: Expr, j: str, is_ascending: bool) -> bool:
+        """Whether a value is the maximum of a part of an axis that grows with `j` where `is_ascending`, else shrinks."""
+        if isinstance(expr, Call) and expr.fn == "finite":
+            (expr,) = expr.args
+        step = next((each for each in self.steps.steps if each.name == name_of(expr)), None)
+        if step is None or step.op != "max" or len(step.over) != 1:
+            return False
+        (over,) = step.over
+        found = scanned(Reduce(step.op, over, self._written(step.body, over)), self._alike)
+        if found is None or found.prefix.mirrored or found.prefix.at not in step.axes:
+            return False
+        at = index_of(expr)[step.axes.index(found.prefix.at)]
+        return at is Axis(j) and found.prefix.backwards != is_ascending
+
+
+def _times(left: Expr, right: Expr) -> Expr:
+    return left if right is ONE else call("mul", left, right)
+
+
+def _powers(*factors: Expr) -> dict[Expr, int]:
+    found: dict[Expr, int] = {}
+    for factor in factors:
+        found[factor] = found.get(factor, 0) + 1
+    return found
+
+
+def _signed(expr: Expr, j: str, k: str, sign: int = 1) -> Iterator[tuple[int, Expr]]:
+    """The terms of an exponent, multiplied out where a product has both positions in one factor."""
+    match expr:
+        case Call("add", (left, right)):
+            yield from _signed(left, j, k, sign)
+            yield from _signed(right, j, k, sign)
+        case Call("sub", (left, right)):
+            yield from _signed(left, j, k, sign)
+            yield from _signed(right, j, k, -sign)
+        case Call("neg", (inner,)):
+            yield from _signed(inner, j, k, -sign)
+        case Call("mul", (left, right)) if {j, k} <= free_axes(expr):
+            by, inner = (left, right) if {j, k} <= free_axes(right) else (right, left)
+            if {j, k} & free_axes(by):
+                yield sign, expr
+                return
+            for each, part in _signed(inner, j, k, sign):
+                yield each, call("mul", part, by)
+        case _:
+            yield sign, expr
+
+
+def _total(parts: Signed) -> Expr:
+    (sign, total), *rest = sorted(parts, key=lambda part: -part[0])
+    total = total if sign > 0 else call("neg", total)
+    for each, part in rest:
+        total = call("add" if each > 0 else "sub", total, part)
+    return total
