@@ -82,7 +82,7 @@ COMPILING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
             "'a' is defined by itself (line 1)\n"
             "    a[i] = a[i] + 1\n"
             "           ^^^^\n"
-            "a definition reads earlier ones only"
+            "a definition reads earlier ones, or in a recurrence itself at the position before or after: a[i-1]"
         ),
     ),
     (

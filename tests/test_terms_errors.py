@@ -61,7 +61,7 @@ CASES = [
             "unknown reduction 'median' (line 1)\n"
             "    y[i] = median[j](x[i, j])\n"
             "           ^^^^^^^^^\n"
-            "reductions: sum max min prod mean var std logsumexp any all argmax argmin topk mean_var softmax_weighted"
+            "reductions: sum max min prod mean var std logsumexp any all argmax argmin topk mean_var linear_recurrence max_plus min_plus softmax_weighted"
         ),
     ),
     (
@@ -157,7 +157,7 @@ CASES = [
     (
         "y[i] = (1 +\n   y[i])",
         ParseError,
-        "'y' is defined by itself (line 2)\n    y[i])\n    ^^^^\na definition reads earlier ones only",
+        "'y' is defined by itself (line 2)\n    y[i])\n    ^^^^\na definition reads earlier ones, or in a recurrence itself at the position before or after: y[i-1]",
     ),
     (
         "y = 1\ny = 2",

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from eqfuse import limits
 from eqfuse.differentiate.polynomial import (
@@ -82,9 +81,8 @@ class Reverse:
     _reads: dict[str, int] = field(default_factory=dict)
     _sums: dict[str, Polynomial] = field(default_factory=dict)  # what a step sums
 
-    @cached_property
-    def _scans(self) -> Scans:
-        return Scans(self.steps)
+    def __post_init__(self) -> None:
+        self._scans = Scans(self.steps)
 
     def run(self, seeds: dict[str, Polynomial]) -> None:
         """Fills `found` with the cotangents, from those of the outputs."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from functools import reduce
 from typing import ClassVar
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean, source_lines
 from eqfuse.fast_dataclass import dataclass
-from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
+from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked, whole_identity
 from eqfuse.terms.functions import (
     ABBREVIATIONS,
     APART,
@@ -31,6 +31,7 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
+    Fold,
     Load,
     Reduce,
     Scalar,
@@ -43,7 +44,7 @@ from eqfuse.terms.nodes import (
 from eqfuse.terms.python import parsed
 from eqfuse.terms.recurrences import itself, prefix_of, step_of
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, Reduction, instance, reducers
-from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names
+from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names, selections
 from eqfuse.terms.types import TIGHT, kinds
 
 BINARY: Mapping[type[ast.operator], str] = {
@@ -96,16 +97,17 @@ class ProgramNames:
 
 @dataclass(frozen=True)
 class Bindings:
-    """The axes bound here; inside the text of a registered reduction also its arguments, by name, and the axis of its
-    ranks."""
+    """The axes bound here; inside the text of a registered reduction also its arguments, by name, the axis of its
+    ranks, and the conditions on the axes that it reduces."""
 
     axes: frozenset[str]
     arguments: Mapping[str, Expr] = field(default_factory=dict)
     ranks: tuple[str, ...] = ()
+    selected: Mapping[str, Expr] = field(default_factory=dict)
 
     def bind(self, axes: tuple[str, ...]) -> Bindings:
         """This scope inside a reduction over `axes`."""
-        return Bindings(self.axes.union(axes), self.arguments, self.ranks)
+        return replace(self, axes=self.axes.union(axes))
 
 
 @dataclass
@@ -361,8 +363,10 @@ class Reader:
         ]
         kept = [axis for axis, at in zip(definition.axes, index, strict=False) if at is Axis(axis)]
         if len(moved) != 1 or len(index) != len(definition.axes) or len(kept) != len(index) - 1:
-            t = definition.axes[-1] if definition.axes else "t"
-            hint = f"a definition reads earlier ones, or itself one position before or after along one axis: [..., {t}-1]"
+            hint = "a definition reads earlier ones"
+            if definition.axes:
+                before = ", ".join((*definition.axes[:-1], f"{definition.axes[-1]}-1"))
+                hint += f", or in a recurrence itself at the position before or after: {definition.name}[{before}]"
             raise self._error(f"{definition.name!r} is defined by itself", node, hint)
         self.recurrences.setdefault(definition.name, {}).setdefault(moved[0], node)
         return itself(definition.name, *moved[0])
@@ -413,7 +417,7 @@ class Reader:
 
     def _function(self, name: str, node: ast.Call, scope: Bindings) -> Expr:
         if name == "N":
-            return self._size(node)
+            return self._size(node, scope)
         if name in VARIADIC:
             if len(node.args) < 2:
                 hint = f"{name}[j](x) reduces over an axis; {name}(a, b) compares"
@@ -444,8 +448,10 @@ class Reader:
             hint = "write where(condition, value if true, value if false)" if name == "where" else ""
             raise self._error(message, node, hint)
 
-    def _size(self, node: ast.Call) -> Expr:
+    def _size(self, node: ast.Call, scope: Bindings) -> Expr:
         match node.args:
+            case [ast.Name(id=axis)] if axis in scope.selected:
+                return Reduce("sum", axis, call("where", scope.selected[axis], Const(1), Const(0)))
             case [ast.Name(id=axis)] if axis in self.names.axes:
                 return Size(axis)
             case [ast.Name(id=name)]:
@@ -468,10 +474,29 @@ class Reader:
                 raise self._error(f"{name!r} does not reduce", node.func, f"write {name}(...) without axes")
             hint = did_you_mean(name, reducers()) or "reductions: " + " ".join(reducers())
             raise self._error(f"unknown reduction {name!r}", node.func, hint)
-        axes = axis_names(self.source, index, "a reduction")
+        axes, selected = self._over(index, scope)
         self._check_count(f"{name}[{', '.join(axes)}]", 1, node)
         body = self.read(node.args[0], scope.bind(axes))
+        if selected:
+            body = call("where", _all(selected.values()), body, whole_identity(name))
         return reduce(lambda inner, axis: Reduce(name, axis, inner), reversed(axes), body)
+
+    def _over(self, index: ast.expr, scope: Bindings) -> tuple[tuple[str, ...], Mapping[str, Expr]]:
+        """The axes that a reduction is over, and the conditions on them: `k <= j` leaves the positions up to j."""
+        parts = list(selections(index))
+        named: list[ast.expr] = []
+        for axis, condition in parts:  # several conditions of one axis are joined
+            if condition is None or ast.dump(axis) not in map(ast.dump, named):
+                named.append(axis)
+        over = ast.copy_location(ast.Tuple(named), index)
+        axes = axis_names(self.source, over, "a reduction")
+        inside = scope.bind(axes)
+        selected = {axis: on for axis, on in scope.selected.items() if axis in axes}
+        for axis, condition in parts:
+            if condition is not None and isinstance(axis, ast.Name):
+                also = self.read(condition, inside)
+                selected[axis.id] = also if axis.id not in selected else call("and", selected[axis.id], also)
+        return axes, selected
 
     def values(self, node: ast.expr, scope: Bindings) -> tuple[Expr, ...]:
         """The terms of what may be a reduction with several values."""
@@ -484,7 +509,7 @@ class Reader:
     def _registered(
         self, reduction: Reduction, index: ast.expr, node: ast.Call, scope: Bindings
     ) -> tuple[Expr, ...]:
-        axes = axis_names(self.source, index, "a reduction")
+        axes, selected = self._over(index, scope)
         self._check_count(f"{reduction.name}[{', '.join(axes)}]", len(reduction.args), node)
         ranks: tuple[str, ...] = ()
         if reduction.is_ranked:
@@ -501,7 +526,7 @@ class Reader:
         for value, arg in zip(given, node.args, strict=True):
             self._check_same_along(ranks, value, arg)
         arguments = {ARGUMENT + name: value for name, value in zip(reduction.args, given, strict=True)}
-        text = Bindings(inside.axes, arguments, ranks)
+        text = Bindings(inside.axes, arguments, ranks, selected)
         return tuple(self.read(instance(result, reduction.args, axes), text) for result in reduction.results)
 
     def _check_ranks(self, name: str, ranks: str, node: ast.AST, scope: Bindings) -> None:
@@ -533,11 +558,12 @@ class Reader:
         if own is not None and own.name != name:  # replaced: the name alone would mean its old states
             message = f"{name!r} was registered again: its states are those of {own.name!r}"
             raise self._error(message, node.func, f"write {own.name}.{variable}[...](...)")
-        axes = axis_names(self.source, index, "a reduction")
+        axes, selected = self._over(index, scope)
         text = f"{name}.{variable}[{', '.join(axes)}]"
         if not fold.ranks:
             self._check_count(text, len(fold.state), node)
             parts = tuple(self.read(arg, scope.bind(axes)) for arg in node.args)
+            parts = _selected(fold, parts, axes, selected)
             for axis in reversed(axes):
                 body = packed(parts)
                 parts = tuple(Reduce(op, axis, body) for op in fold.ops)
@@ -550,6 +576,7 @@ class Reader:
         self._check_ranks(name, ranks, node.func, scope)
         self._check_count(text, len(fold.state) * (1 if over else 2), node)
         parts = tuple(self.read(arg, scope.bind(tuple(over))) for arg in node.args)
+        parts = _selected(fold, parts, axes, selected)
         if not over:
             return merged(fold.ops[place], ranks, parts[: len(fold.state)], parts[len(fold.state) :])
         for part, arg in zip(parts, node.args, strict=True):
@@ -559,6 +586,26 @@ class Reader:
             hint = f"its {fold.ranks} is the position, {over[0]}: another for every element"
             raise self._error("this is not the position", node.args[position], hint)
         return Reduce(fold.ops[place], over[0], ranked(ranks, parts))
+
+
+def _all(conditions: Iterable[Expr]) -> Expr:
+    return reduce(lambda a, b: call("and", a, b), conditions)
+
+
+def _selected(
+    fold: Fold, parts: tuple[Expr, ...], axes: Sequence[str], selected: Mapping[str, Expr]
+) -> tuple[Expr, ...]:
+    """What positions contribute to a fold, those that a condition leaves out the identity. A position stays what it is: what is kept
+    of two states, the other variables say."""
+    if not selected:
+        return parts
+    condition = _all(selected.values())
+    return tuple(
+        part
+        if fold.order and any(is_position(part, axis) for axis in axes)
+        else call("where", condition, part, none)
+        for part, none in zip(parts, fold.identity, strict=True)
+    )
 
 
 def is_position(expr: Expr, axis: str) -> bool:

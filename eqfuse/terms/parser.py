@@ -51,6 +51,7 @@ from eqfuse.terms.syntax import (
     Return,
     Source,
     Statement,
+    selections,
     statements,
 )
 from eqfuse.terms.types import check_integers
@@ -366,9 +367,7 @@ def _reduced(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The axes that reductions among some nodes bind."""
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-            where = node.func.slice
-            index = where.elts if isinstance(where, ast.Tuple) else [where]
-            yield from (part.id for part in index if isinstance(part, ast.Name))
+            yield from (axis.id for axis, _ in selections(node.func.slice) if isinstance(axis, ast.Name))
 
 
 def _promised(source: Source, reader: Reader, promise: Promise) -> tuple[Expr, Expr]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from eqfuse.errors import EqfuseError, ParseError, Span, did_you_mean, source_lines
 from eqfuse.fast_dataclass import dataclass
@@ -320,6 +320,8 @@ def axis_names(source: Source, index: ast.expr, where: str) -> tuple[str, ...]:
     for part in parts:
         if not isinstance(part, ast.Name):
             hint = "index expressions belong on the right side of a definition"
+            if where == "a reduction":
+                hint = "write an axis, or a condition that begins with it: k <= j"
             raise source.error(f"{where} takes axis names only", part, hint)
         if part.id in names:
             raise source.error(
@@ -329,6 +331,22 @@ def axis_names(source: Source, index: ast.expr, where: str) -> tuple[str, ...]:
     if not names:
         raise source.error(f"{where} takes at least one axis", index)
     return tuple(names)
+
+
+def selections(index: ast.expr) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What a reduction is over: its axes, each with a condition where it has one. `k <= j`, and conditions of one axis that are
+    joined, begin with the axis that they are of."""
+    for part in index.elts if isinstance(index, ast.Tuple) else [index]:
+        first = part
+        while not isinstance(first, ast.Name):
+            match first:
+                case ast.Compare(left=left) | ast.BinOp(left=left, op=ast.BitAnd()):
+                    first = left
+                case ast.BoolOp(op=ast.And(), values=[left, *_]):
+                    first = left
+                case _:
+                    break
+        yield (first, part) if isinstance(first, ast.Name) and first is not part else (part, None)
 
 
 def _check_names(source: Source, root: ast.AST) -> None:
