@@ -108,6 +108,30 @@ def test_from_the_last_position(name: str) -> None:
     torch.testing.assert_close(found, stepped(step, before, given, backwards=True))
 
 
+SECOND = "a[i,t] * h[i,t-1] - c[i,t] * h[i,t-2] / 4 + b[i,t]"
+
+
+def second(given: Values, *, backwards: bool = False) -> T:
+    h = g = torch.zeros_like(given["h0"])
+    found = []
+    length = given["b"].shape[1]
+    for t in reversed(range(length)) if backwards else range(length):
+        h, g = given["a"][:, t] * h - given["c"][:, t] * g / 4 + given["b"][:, t], h
+        found.append(h)
+    return torch.stack(found[::-1] if backwards else found, 1)
+
+
+@pytest.mark.parametrize("length", [40, 2, 1])
+def test_two_values_before(length: int) -> None:
+    given = values(3, length)
+    torch.testing.assert_close(called(f"h[i,t] = {SECOND}\nreturn h", given), second(given))
+    mirrored = SECOND.replace("t-", "t+")
+    torch.testing.assert_close(called(f"h[i,t] = {mirrored}\nreturn h", given), second(given, backwards=True))
+    fibonacci = eq.compile("h[t] = where(t == 0, 1, h[t-1] + h[t-2] + 0 * x[t])\nreturn h", native="off")
+    found = fibonacci(x=torch.zeros(10, dtype=torch.int64))
+    assert isinstance(found, T) and found.tolist() == [1, 1, 2, 3, 5, 8, 13, 21, 34, 55]
+
+
 def test_along_the_first_axis_and_read_by_others() -> None:
     source = "h[t,i] = a[i,t] * h[t-1,i] + b[i,t]\ny[i,t] = tanh(h[t,i]) * c[i,t]\nz[i] = max[t](h[t,i])\nreturn y, z"
     given = values(3, 40)
@@ -140,7 +164,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "its square": ("h[i,t-1] * h[i,t-1] + b[i,t]", "no step that merges"),
     "a sum of it": ("sum[d](w[i,d] * h[i,t-1]) + b[i,t]", "no step that merges"),
     "a condition on it": ("where(h[i,t-1] > 0, b[i,t], 0)", "no step that merges"),
-    "two before": ("h[i,t-2] + b[i,t]", "defined by itself"),
+    "three before": ("h[i,t-3] + b[i,t]", "defined by itself"),
+    "a maximum of two": ("max(h[i,t-1], h[i,t-2]) + b[i,t]", "no step that merges"),
     "itself": ("h[i,t] + b[i,t]", "defined by itself"),
     "diagonally": ("h[i-1,t-1] + b[i,t]", "defined by itself"),
     "too few axes": ("h[t-1] + b[i,t]", "defined by itself"),
@@ -221,6 +246,7 @@ GRADIENTS: dict[str, tuple[str, Callable[[Values], T]]] = {
         "y[i,t] = where(t == 0, h0[i], a[i,t] * y[i,t-1] + b[i,t])",
         lambda v: stepped(STEPS["with a first value"][2], 0.0, v),
     ),
+    "recurrence of two values": (f"y[i,t] = {SECOND.replace('h', 'y')}", second),
     "product": (f"{PREFIX}y[i,j] = prod[k](where(k <= j, b[i,k], 1))", lambda v: v["b"].cumprod(1)),
     "product from the end": (
         f"{PREFIX}y[i,j] = prod[k](where(k >= j, b[i,k], 1))",

@@ -61,7 +61,7 @@ CASES = [
             "unknown reduction 'median' (line 1)\n"
             "    y[i] = median[j](x[i, j])\n"
             "           ^^^^^^^^^\n"
-            "reductions: sum max min prod mean var std logsumexp any all argmax argmin topk mean_var linear_recurrence max_plus min_plus softmax_weighted"
+            "reductions: sum max min prod mean var std logsumexp any all argmax argmin topk mean_var linear_recurrence linear_recurrence2 max_plus min_plus softmax_weighted"
         ),
     ),
     (

@@ -23,7 +23,7 @@ from fractions import Fraction
 from eqfuse.differentiate.polynomial import UNIT, Monomial, Polynomial, expression, written
 from eqfuse.differentiate.steps import Step, Steps, index_of, name_of
 from eqfuse.terms.assume import folded
-from eqfuse.terms.folds import packed, unpacked
+from eqfuse.terms.folds import all_unpacked, packed
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -39,7 +39,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.prefixes import Extents, Prefix, alike, prefix_where, scanned
-from eqfuse.terms.recurrences import AFFINE
+from eqfuse.terms.recurrences import AFFINE, SECOND
 
 ONE, ZERO = Const(1), Const(0)
 
@@ -69,7 +69,8 @@ class Scans:
         """What the positions of a running product, recurrence or extreme get, whose position is `place_of` it; None of any other
         step."""
         is_affine, is_extreme = step.op == f"{AFFINE.fold}.h", step.op in ("max", "min")
-        if not (is_affine or is_extreme or step.op == "prod") or len(step.over) != 1:
+        is_second = step.op == f"{SECOND.fold}.h"
+        if not (is_affine or is_second or is_extreme or step.op == "prod") or len(step.over) != 1:
             return None
         value = step.value
         found = scanned(value, self._alike) if isinstance(value, Reduce) else None
@@ -79,8 +80,14 @@ class Scans:
         if is_extreme and prefix.mirrored:
             return None
         place = place_of(step) if is_extreme else ZERO
-        parts = unpacked(found.whole.body, 2) if is_affine else (found.whole.body,)
+        parts = all_unpacked(found.whole.body)
+        if is_second and (parts[2:4] != (ONE, ZERO) or parts[5] is not ZERO):
+            return None
+        own = replace(step, axes=tuple(axis for axis in step.axes if axis != prefix.at))
         terms = self._at(expression(cotangent), prefix.at, Size(k), Axis(k), prefix.mirrored)
+
+        if is_second:
+            return self._second(step, own, prefix, parts, terms)
 
         def ratio(here: Expr, to: Expr) -> Expr:
             if not is_extreme:
@@ -88,12 +95,11 @@ class Scans:
             both = (substitute_axes(place, {prefix.at: position}) for position in (here, to))
             return call("where", call("eq", *both), ONE, ZERO)
 
-        own = replace(step, axes=tuple(axis for axis in step.axes if axis != prefix.at))
         carried = self._carried(step.name, own, k, not prefix.backwards, ratio, terms)
         if is_extreme:
             is_mine = call("eq", substitute_axes(place, {prefix.at: Axis(k)}), Axis(k))
             return [(own, parts[0], (Monomial(UNIT.number, {carried: 1}, (is_mine,)),))]
-        before = self._before(step, own, prefix, parts)
+        before = self._before(step, own, prefix, parts, (ONE, ZERO)[: len(parts)])
         given: list[Contribution] = [(own, parts[0], (Monomial(UNIT.number, _powers(carried, before)),))]
         if is_affine:
             given.append((own, parts[1], (Monomial(UNIT.number, {carried: 1}),)))
@@ -104,11 +110,45 @@ class Scans:
         place = call("sub", call("sub", size, ONE), position) if is_mirrored else position
         return substitute_axes(expr, {axis: place})
 
-    def _before(self, step: Step, own: Step, prefix: Prefix, parts: Sequence[Expr]) -> Expr:
+    def _second(
+        self, step: Step, own: Step, prefix: Prefix, parts: Sequence[Expr], terms: Expr
+    ) -> list[Contribution]:
+        """Of a recurrence of the two values before, what is carried from the two positions after each one."""
+        (k,) = step.over
+        o = self.steps.another(k)
+        last = call("sub", Size(k), ONE)
+        here, bound = call("sub", last, Axis(o)), call("sub", last, Axis(k))
+        weights = [
+            call(
+                "where",
+                call("ge", Axis(o), Const(n)),
+                substitute_axes(part, {k: call("add", here, Const(n))}),
+                ZERO,
+            )
+            for n, part in enumerate(parts[:2], 1)
+        ]
+        given = (*weights, ONE, ZERO, substitute_axes(terms, {k: here}), ZERO)
+        seen = call("le", Axis(o), bound)
+        body = packed(
+            [call("where", seen, part, none) for part, none in zip(given, SECOND.identity, strict=True)]
+        )
+        carried = self._helper(f"d{step.name}_carried", own.loops, f"{SECOND.fold}.h", o, body)
+        before = [
+            self._before(replace(step, op=f"{SECOND.fold}.{state}"), own, prefix, parts, SECOND.identity)
+            for state in ("h", "g")
+        ]
+        found: list[Contribution] = [
+            (own, part, (Monomial(UNIT.number, _powers(carried, value)),))
+            for part, value in zip(parts[:2], before, strict=True)
+        ]
+        return [*found, (own, parts[4], (Monomial(UNIT.number, {carried: 1}),))]
+
+    def _before(
+        self, step: Step, own: Step, prefix: Prefix, parts: Sequence[Expr], nothing: Sequence[Expr]
+    ) -> Expr:
         """The state of the positions before each one, in the order in which they are visited."""
         (k,) = step.over
         other = self.steps.another(k)
-        nothing = (ONE, ZERO)[: len(parts)]
         is_before = call("gt" if prefix.backwards else "lt", Axis(other), Axis(k))
         body = packed(
             [

@@ -70,6 +70,19 @@ SHIPPED: tuple[Words, ...] = (
         why="h = a h + b, from 0, in the order of the positions",
     ),
     Words(
+        "linear_recurrence2",
+        args="a, b, c",
+        state="p, q, r, s, h, g",
+        lift="a, b, 1, 0, c, 0",
+        identity="1, 0, 0, 1, 0, 0",
+        combine=(
+            "p2 * p1 + q2 * r1, p2 * q1 + q2 * s1, r2 * p1 + s2 * r1, r2 * q1 + s2 * s1, "
+            "p2 * h1 + q2 * g1 + h2, r2 * h1 + s2 * g1 + g2"
+        ),
+        result="h",
+        why="h = a h + b g + c, where g is the h before; from 0, in the order of the positions",
+    ),
+    Words(
         "max_plus",
         args="a, b",
         state="p, h",

@@ -42,7 +42,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.python import parsed
-from eqfuse.terms.recurrences import itself, prefix_of, step_of
+from eqfuse.terms.recurrences import MOST_BEFORE, itself, prefix_of, step_of
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, Reduction, instance, reducers
 from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names, selections
 from eqfuse.terms.types import TIGHT, kinds
@@ -356,10 +356,11 @@ class Reader:
     def _itself(self, definition: Definition, index: tuple[Expr, ...], node: ast.expr) -> Expr:
         """What a recurrence reads: its own value one position before or after, along one axis."""
         moved = [
-            (axis, after)
+            (axis, after, distance)
             for axis, at in zip(definition.axes, index, strict=False)
             for after in (False, True)
-            if at is call("add" if after else "sub", Axis(axis), Const(1))
+            for distance in range(1, MOST_BEFORE + 1)
+            if at is call("add" if after else "sub", Axis(axis), Const(distance))
         ]
         kept = [axis for axis, at in zip(definition.axes, index, strict=False) if at is Axis(axis)]
         if len(moved) != 1 or len(index) != len(definition.axes) or len(kept) != len(index) - 1:
@@ -368,7 +369,7 @@ class Reader:
                 before = ", ".join((*definition.axes[:-1], f"{definition.axes[-1]}-1"))
                 hint += f", or in a recurrence itself at the position before or after: {definition.name}[{before}]"
             raise self._error(f"{definition.name!r} is defined by itself", node, hint)
-        self.recurrences.setdefault(definition.name, {}).setdefault(moved[0], node)
+        self.recurrences.setdefault(definition.name, {}).setdefault(moved[0][:2], node)
         return itself(definition.name, *moved[0])
 
     def recurrence(self, definition: Definition, expr: Expr) -> Expr:
@@ -380,11 +381,12 @@ class Reader:
         if len(reads) > 1:
             hint = "a recurrence goes one way along one axis"
             raise self._error(f"{definition.name!r} reads itself in two directions", node, hint)
-        found = step_of(expr, itself(definition.name, axis, after))
+        distances = range(1, MOST_BEFORE + 1)
+        found = step_of(expr, [itself(definition.name, axis, after, each) for each in distances])
         if found is None:
             hint = (
-                "a step is p * h + q, max(h + p, q) or min(h + p, q), of the value h before it: two such steps are one, "
-                "so that they are merged. Steps of other forms have no merge"
+                "a step is p * h + q, max(h + p, q) or min(h + p, q), of the value h before it, or p * h + q * g + r, of the two before it: "
+                "two such steps are one, so that they are merged. Steps of other forms have no merge"
             )
             raise self._error(f"{definition.name!r} is no step that merges", node, hint)
         if after:  # what is read from the end on is read nowhere at the position itself
