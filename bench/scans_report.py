@@ -8,6 +8,7 @@ positions of one row (`--small`: 2,000), where what is exact is a loop over posi
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +29,20 @@ COLUMNS = (
     Column("2n / n", lambda row: f"{row['longer']:.2f}"),
     Column("torch, ms", lambda row: f"{row['torch_ms']:.3g}"),
     Column("torch / ms", lambda row: f"{row['torch_ms'] / row['ms']:.2f}"),
+    Column("backward, ms", lambda row: shown(row["back_ms"], ".3g")),
+    Column("2n / n", lambda row: shown(row["back_longer"], ".2f")),
+    Column(
+        "torch / ms", lambda row: shown(row["torch_back_ms"] and row["torch_back_ms"] / row["back_ms"], ".2f")
+    ),
     Column("error", lambda row: f"{row['error']:.1e}"),
     Column("proved", lambda row: "yes" if row["proved"] else "NO"),
 )
 LONG, MOST_RATIO, MOST_ERROR = 100_000, 2.2, 1e-4
 FEATURES = 64
+
+WINDOW = 64
+LONG_CALL = 0.5
+"""Seconds of a call that is timed once."""
 
 T = torch.Tensor
 Values = Mapping[str, T]
@@ -78,11 +88,27 @@ def recurrent(q: T, r: T, v: T, gates: T | None = None) -> T:
 
 def running(x: T, w: T, steps: T) -> T:
     """h = steps h + w x, after each position."""
-    state, found = torch.zeros_like(x[:, 0]), torch.empty_like(x)
+    state = torch.zeros_like(x[:, 0])
+    found = []
     for at in range(x.shape[1]):
         state = steps[:, at] * state + w[:, at] * x[:, at]
-        found[:, at] = state
-    return found
+        found.append(state)
+    return torch.stack(found, 1)
+
+
+def twice_running(t: Values) -> T:
+    """Of two values before: y = w y' / 2 - y'' / 4 + x."""
+    h = g = torch.zeros_like(t["x"][:, 0])
+    found = []
+    for at in range(t["x"].shape[1]):
+        h, g = t["w"][:, at].sigmoid() * h / 2 - g / 4 + t["x"][:, at], h
+        found.append(h)
+    return torch.stack(found, 1)
+
+
+def windows(x: T, fill: float) -> T:
+    """The last positions up to each one."""
+    return torch.nn.functional.pad(x, (WINDOW - 1, 0), value=fill).unfold(1, WINDOW, 1)
 
 
 def counts(x: T) -> T:
@@ -175,6 +201,20 @@ PROGRAMS: dict[str, Scan] = {
         length=1024,
         exact=lambda t: running(t["x"], torch.ones_like(t["x"]), torch.exp(-t["w"].abs())),
     ),
+    "y = sigmoid(w) y + x": Scan(
+        "y[i,k] = sigmoid(w[i,k]) * y[i,k-1] + x[i,k]",
+        lambda t: running(t["x"], torch.ones_like(t["x"]), t["w"].sigmoid()),
+        length=1024,
+    ),
+    "of two values before": Scan(
+        "y[i,k] = sigmoid(w[i,k]) * y[i,k-1] / 2 - y[i,k-2] / 4 + x[i,k]", twice_running, length=1024
+    ),
+    "sum of a window": Scan(
+        f"{PREFIX}sum[k <= j, k > j - {WINDOW}](x[i,k])", lambda t: windows(t["x"], 0).sum(2)
+    ),
+    "maximum of a window": Scan(
+        f"{PREFIX}max[k <= j, k > j - {WINDOW}](x[i,k])", lambda t: windows(t["x"], -math.inf).amax(2)
+    ),
     "its gradient": Scan(
         "j: axis[k]\nz[i,k] = sum[j](where(k <= j, x[i,j], 0))",
         lambda t: t["x"].flip(1).cumsum(1).flip(1),
@@ -235,6 +275,58 @@ def summarise(report: Report, longer: str, most_ratio: float, most_error: float)
     )
 
 
+def shown(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
+
+
+def with_gradients(call: Callable[[dict[str, T]], T]) -> Callable[[dict[str, T]], T]:
+    """A call, and its gradients by all inputs."""
+
+    def run(t: dict[str, T]) -> T:
+        leaves = {n: v.detach().requires_grad_() for n, v in t.items()}
+        y = call(leaves)
+        torch.autograd.grad(y, list(leaves.values()), torch.ones_like(y))
+        return y
+
+    return run
+
+
+def backward_of(
+    calls: Mapping[str, Callable[[dict[str, T]], T]],
+    given: list[dict[str, T]],
+    twice: list[dict[str, T]],
+    on_gpu: bool,
+) -> dict[str, float | None]:
+    """Forward and backward, of what has one: what torch writes to in place, or finds a position by, has none. What takes long is
+    called twice alone."""
+    found: dict[str, float | None] = {"back_ms": None, "back_longer": None, "torch_back_ms": None}
+    both = {"back_ms": with_gradients(calls["ms"]), "torch_back_ms": with_gradients(calls["torch_ms"])}
+    short = dict(both)
+    for what, call in both.items():
+        try:
+            call(given[0])
+        except RuntimeError:
+            del short[what]
+            continue
+        if (once := seconds_of(call, given[0])) > LONG_CALL:
+            del short[what]
+            found[what] = 1e3 * once
+    found |= timed(short, given, on_gpu)
+    if found["back_ms"] is not None:
+        both["back_ms"](twice[0])
+        longer = 1e3 * seconds_of(both["back_ms"], twice[0])
+        if "back_ms" in short:
+            longer = timed({"back_ms": both["back_ms"]}, twice, on_gpu)["back_ms"]
+        found["back_longer"] = longer / found["back_ms"]
+    return found
+
+
+def seconds_of(call: Callable[[dict[str, T]], T], values: dict[str, T]) -> float:
+    start = time.perf_counter()
+    float(call(values).sum())  # a GPU has ended it then
+    return time.perf_counter() - start
+
+
 def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
     """One program, called on fresh inputs."""
     on_gpu = options.device == "cuda"
@@ -264,6 +356,7 @@ def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
     twice = [drawn(rows, 2 * length) for _ in range(3)]
     kernel(**twice[0])
     row["longer"] = timed({"ms": calls["ms"]}, twice, on_gpu)["ms"] / row["ms"]
+    row |= backward_of(calls, given, twice, on_gpu)
     long = drawn(1, LONG // 50 if options.small else LONG, min(features, 16))
     exact = (scan.exact or scan.torch)({n: t.double().cpu() for n, t in long.items()})
     row["error"] = float((kernel(**long).cpu() - exact).abs().max() / exact.abs().max())

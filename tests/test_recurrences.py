@@ -272,6 +272,14 @@ GRADIENTS: dict[str, tuple[str, Callable[[Values], T]]] = {
         ),
         lambda v: (softmax_before(v["b"]) * v["c"][:, None]).sum(2),
     ),
+    "variance": (
+        f"{PREFIX}y[i,j] = var[k <= j](b[i,k])",
+        lambda v: torch.stack([v["b"][:, : t + 1].var(1, unbiased=False) for t in range(v["b"].shape[1])], 1),
+    ),
+    "variance from the end": (
+        f"{PREFIX}y[i,j] = var[k >= j](b[i,k])",
+        lambda v: torch.stack([v["b"][:, t:].var(1, unbiased=False) for t in range(v["b"].shape[1])], 1),
+    ),
     "decays from data": (
         (
             f"{PREFIX}l: axis[k]\ns[i,j] = sum[l](where(l <= j, -abs(a[i,l]), 0))\n"
@@ -326,6 +334,13 @@ def test_a_product_with_zeros_has_a_gradient() -> None:
     given["b"][0, 5] = given["b"][1, 7] = given["b"][1, 20] = 0
     found, wanted = derived("product", given, ["b"])
     torch.testing.assert_close(found["b"].double(), wanted["b"], rtol=2e-4, atol=2e-5)
+
+
+def test_a_variance_far_from_0_keeps_its_digits() -> None:
+    given = values(3, 40)
+    given["b"] += 1000
+    found, wanted = derived("variance", given, ["b"])
+    torch.testing.assert_close(found["b"].double(), wanted["b"], rtol=1e-3, atol=2e-3)
 
 
 def test_of_equal_maxima_the_first() -> None:

@@ -11,7 +11,9 @@ whose weights are a quotient of exponentials of both positions carries them from
     sum[j](where(k <= j, g[j] exp(u[k] - v[j]), 0)) = exp(u[k] - v[k]) D[k],   D[k] = g[k] + F[k+1],  F[k] = exp(v[k-1] - v[k]) D[k]
 
 where u and v are the same, as in the decays of a gated recurrence, or v is the running maximum, as in a log-sum-exp: then no weight
-is more than 1.
+is more than 1. A difference is carried likewise, so that no large numbers cancel:
+
+    sum[j](where(k <= j, g[j] (u[k] - v[j]), 0)) = (u[k] - v[k]) G[k] - sum[j](where(k < j, (v[j] - v[j-1]) G[j], 0))
 """
 
 from __future__ import annotations
@@ -48,6 +50,15 @@ Signed = Sequence[tuple[int, Expr]]
 
 Contribution = tuple[Step, Expr, Polynomial]
 """A part of what a position contributes, as that of a step without the axis of the prefixes, and its cotangent."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of a term: the `factor` that has both positions, what else is at the one that is summed over, and what is not."""
+
+    factor: Expr
+    inner: Monomial
+    outer: Monomial
 
 
 @dataclass
@@ -216,7 +227,7 @@ class Scans:
         carried from one to the next. A factor that is a difference of values of both is multiplied out."""
         found = self._one(name, j, target, term)
         if found is not None:
-            return (found,)
+            return found
         for factor, n in term.powers.items():
             match factor:
                 case Call("add" | "sub" as fn, (left, right)) if n == 1 and j in free_axes(factor):
@@ -230,54 +241,112 @@ class Scans:
                         return (*both[0], *both[1])
         return None
 
-    def _one(self, name: str, j: str, target: Sequence[str], term: Monomial) -> Monomial | None:
+    def _one(self, name: str, j: str, target: Sequence[str], term: Monomial) -> Polynomial | None:
         for mask, prefix in self._masks(j, term):
             k = prefix.at
             if k not in target or prefix.exclusive or prefix.mirrored:
                 continue
-            found = self._weights(term, j, k, {mask: True}, prefix.backwards)
-            if found is None:
+            parts = self._apart(term, j, k, mask)
+            if parts is None or not free_axes(written(parts.inner)) & {j}:
                 continue
-            factor, front, weight, is_bounded = found
-            powers = {f: n for f, n in term.powers.items() if f is not factor}
-            masks = [each for each in term.masks if each is not mask]
-            if any({j, k} <= free_axes(part) for part in (*powers, *masks)):
-                continue
-            inner = Monomial(
-                UNIT.number,
-                {f: n for f, n in powers.items() if j in free_axes(f)},
-                tuple(each for each in masks if j in free_axes(each)),
-            )
-            outer = Monomial(
-                term.number,
-                {f: n for f, n in powers.items() if j not in free_axes(f)},
-                tuple(each for each in masks if j not in free_axes(each)),
-            )
-            if not free_axes(written(inner)) & {j}:
-                continue
-
-            def ratio(here: Expr, to: Expr, weight: Signed = weight, is_bounded: bool = is_bounded) -> Expr:
-                moved = [(sign, substitute_axes(part, {j: here})) for sign, part in weight]
-                exponent = _total(
-                    [*moved, *((-sign, substitute_axes(part, {j: to})) for sign, part in weight)]
-                )
-                return call("exp", call("minimum", exponent, ZERO) if is_bounded else exponent)
-
             own = Step(name, tuple(axis for axis in target if axis != k), ZERO, "sum", (k,))
-            terms = substitute_axes(written(inner), {j: Axis(k)})
-            carried = self._carried(
-                name,
-                own,
-                k,
-                prefix.backwards,
-                ratio,
-                terms,
-                prefix.backwards != self._grows_backwards(weight, j),
+            found = self._by_weights(parts, own, j, prefix.backwards) or self._by_differences(
+                parts, own, j, prefix.backwards
             )
-            return outer.times(
-                Monomial(UNIT.number, _powers(carried, *([front] if front is not None else [])))
-            )
+            if found is not None:
+                return tuple(parts.outer.times(each) for each in found)
         return None
+
+    def _apart(self, term: Monomial, j: str, k: str, mask: Expr) -> Parts | None:
+        """A term under a mask by one factor of both positions, and what has each alone; None where there are more."""
+        holds = {mask: True}
+        both = [(f, n) for f, n in term.powers.items() if {j, k} <= free_axes(self._folded(f, j, holds))]
+        others = {f: n for f, n in term.powers.items() if (f, n) not in both}
+        masks = [each for each in term.masks if each is not mask]
+        if len(both) != 1 or both[0][1] != 1 or any({j, k} <= free_axes(part) for part in (*others, *masks)):
+            return None
+        inner = Monomial(
+            UNIT.number,
+            {f: n for f, n in others.items() if j in free_axes(f)},
+            tuple(each for each in masks if j in free_axes(each)),
+        )
+        outer = Monomial(
+            term.number,
+            {f: n for f, n in others.items() if j not in free_axes(f)},
+            tuple(each for each in masks if j not in free_axes(each)),
+        )
+        return Parts(self._folded(both[0][0], j, holds), inner, outer)
+
+    def _by_weights(self, parts: Parts, own: Step, j: str, from_last: bool) -> Polynomial | None:
+        """Where the factor is `exp(u[k] + v[j])`: by what neighbours' weights are, at most 1 or those of u = -v."""
+        (k,) = own.over
+        value = parts.factor
+        terms = _terms(value.args[0], j, k) if isinstance(value, Call) and value.fn == "exp" else None
+        if terms is None:
+            return None
+        moving, at_k = terms
+        front: list[Expr] = []
+        is_bounded = not _cancels(at_k)
+        if is_bounded:
+            if not (
+                len(moving) == 1 and moving[0][0] < 0 and self._is_running_maximum(moving[0][1], j, from_last)
+            ):
+                return None
+            front = [call("exp", _total(at_k))]
+
+        def ratio(here: Expr, to: Expr) -> Expr:
+            moved = [(sign, substitute_axes(part, {j: here})) for sign, part in moving]
+            exponent = _total([*moved, *((-sign, substitute_axes(part, {j: to})) for sign, part in moving)])
+            return call("exp", call("minimum", exponent, ZERO) if is_bounded else exponent)
+
+        given = substitute_axes(written(parts.inner), {j: Axis(k)})
+        reads_next = from_last != self._grows_backwards(moving, j)
+        carried = self._carried(own.name, own, k, from_last, ratio, given, reads_next)
+        return (Monomial(UNIT.number, _powers(carried, *front)),)
+
+    def _by_differences(self, parts: Parts, own: Step, j: str, from_last: bool) -> Polynomial | None:
+        """Where the factor is `u[k] + v[j]`: `(u[k] + v[k]) G[k] + E[k]`, of the sum G of what it is multiplied by, and the sum E of
+        the differences of neighbours, `v[k] - v[k-1]`, times G: so that no large u and v are summed apart."""
+        (k,) = own.over
+        terms = _terms(parts.factor, j, k)
+        if (
+            terms is None
+            or not isinstance(parts.factor, Call)
+            or parts.factor.fn not in ("add", "sub", "neg")
+        ):
+            return None
+        moving, at_k = terms
+        o, other = Axis(self.steps.another(k)), Axis(self.steps.another(k))
+        given = substitute_axes(written(parts.inner), {j: o})
+
+        def over(name: str, of: Axis, condition: str, value: Expr) -> Expr:
+            body = call("where", call(condition, of, Axis(k)), value, ZERO)
+            return self._helper(f"d{own.name}_{name}", own.loops, "sum", of.name, body)
+
+        total = over("total", o, "ge" if from_last else "le", given)
+        reads_after = self._grows_backwards(moving, j)
+        neighbour = call("add" if reads_after else "sub", other, ONE)
+        change = _total(
+            [
+                (sign * each, substitute_axes(part, {j: at}))
+                for each, at in ((1, other), (-1, neighbour))
+                for sign, part in moving
+            ]
+        )
+        if from_last != reads_after:
+            summand = call("mul", change, substitute_axes(total, {k: other}))
+            drift = over("drift", other, "gt" if from_last else "lt", summand)
+        else:
+            rest = over("rest", o, "gt" if from_last else "lt", given)
+            last = call("sub", Size(k), ONE)
+            has_one = call("lt", other, last) if reads_after else call("ge", other, ONE)
+            moved = call("where", has_one, change, ZERO)
+            summand = call("neg", call("mul", moved, substitute_axes(rest, {k: other})))
+            drift = over("drift", other, "ge" if from_last else "le", summand)
+        found = Monomial(UNIT.number, {drift: 1})
+        if _cancels(at_k):
+            return (found,)
+        return (Monomial(UNIT.number, _powers(_total(at_k), total)), found)
 
     def _masks(self, j: str, term: Monomial) -> Iterator[tuple[Expr, Prefix]]:
         """The conditions of a term, and of the exponents in it, by which it is one over a part of the axis."""
@@ -315,38 +384,6 @@ class Scans:
             return None
         return substitute_axes(step.body, dict(zip(step.axes, index_of(node), strict=True)))
 
-    def _weights(
-        self, term: Monomial, j: str, k: str, holds: Mapping[Expr, bool], is_ascending: bool
-    ) -> tuple[Expr, Expr | None, Signed, bool] | None:
-        """The factor of both positions, `exp(u[k] + v[j])`; what of it stays at `k` alone, `exp(u[k] + v[k])`, or None where that is 1; v;
-        and whether neighbours' weights are at most 1 since v falls along what is summed."""
-        both = [(f, n) for f, n in term.powers.items() if {j, k} <= free_axes(self._folded(f, j, holds))]
-        if len(both) != 1 or both[0][1] != 1:
-            return None
-        factor = both[0][0]
-        value = self._folded(factor, j, holds)
-        if not isinstance(value, Call) or value.fn != "exp":
-            return None
-        parts = list(_signed(value.args[0], j, k))
-        if any({j, k} <= free_axes(part) for _, part in parts):
-            return None
-        moving = [(sign, part) for sign, part in parts if j in free_axes(part)]
-        rest = [(sign, part) for sign, part in parts if j not in free_axes(part)]
-        if not moving:
-            return None
-        at_k = [(sign, substitute_axes(part, {j: Axis(k)})) for sign, part in moving]
-        left = list(rest)
-        for sign, part in at_k:
-            if (-sign, part) not in left:
-                break
-            left.remove((-sign, part))
-        else:
-            if not left:
-                return factor, None, moving, False
-        if len(moving) == 1 and moving[0][0] < 0 and self._is_running_maximum(moving[0][1], j, is_ascending):
-            return factor, call("exp", _total([*rest, *at_k])), moving, True
-        return None
-
     def _folded(self, factor: Expr, j: str, holds: Mapping[Expr, bool]) -> Expr:
         return folded(self._written(factor, j), holds)
 
@@ -370,6 +407,23 @@ class Scans:
             return False
         at = index_of(expr)[step.axes.index(found.prefix.at)]
         return at is Axis(j) and found.prefix.backwards != is_ascending
+
+
+def _terms(expr: Expr, j: str, k: str) -> tuple[Signed, Signed] | None:
+    """The terms of an expression that are at `j`, and all of them with `k` in its place; None where one has both positions."""
+    parts = list(_signed(expr, j, k))
+    moving = [(sign, part) for sign, part in parts if j in free_axes(part)]
+    if not moving or any({j, k} <= free_axes(part) for _, part in parts):
+        return None
+    return moving, [(sign, substitute_axes(part, {j: Axis(k)})) for sign, part in parts]
+
+
+def _cancels(parts: Signed) -> bool:
+    """Whether each term is subtracted once for each time that it is added."""
+    counts: dict[Expr, int] = {}
+    for sign, part in parts:
+        counts[part] = counts.get(part, 0) + sign
+    return not any(counts.values())
 
 
 def _times(left: Expr, right: Expr) -> Expr:
