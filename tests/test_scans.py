@@ -100,6 +100,7 @@ REFUSED: dict[str, str] = {
     "another extent": "y[i,j] = sum[k](where(k <= j, x[i,k] * z[j], 0))",
     "what the mask leaves adds": f"{PREFIX}sum[k](where(k <= j, x[i,k], 1))",
     "twice the position": f"{PREFIX}sum[k](where(2 * k <= j, x[i,k], 0))",
+    "a position of none": f"{PREFIX}argmax[k](where(k < j, x[i,k], -inf))",
 }
 
 
@@ -296,6 +297,15 @@ def nest(kernel: eq.Kernel) -> Nest:
 def test_what_is_no_prefix_is_not_scanned(name: str) -> None:
     with pytest.raises(ScheduleError, match="there is no scan plan"):
         eq.compile(f"{REFUSED[name]}\nreturn y", native="off", prefer="scan")
+
+
+def test_the_place_of_the_maximum_before_is_the_first_where_there_is_none() -> None:
+    """As in torch, of a row of -inf."""
+    kernel = eq.compile(f"{REFUSED['a position of none']}\nreturn y", native="off")
+    x = torch.randn(3, 20)
+    wanted = torch.stack([x[:, :j].argmax(1) if j else torch.zeros(3).long() for j in range(20)], 1)
+    found = kernel(x=x)
+    assert isinstance(found, torch.Tensor) and kernel.certificate.ok and torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize(

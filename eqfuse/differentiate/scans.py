@@ -1,6 +1,6 @@
 """Gradients of prefixes in linear time: what comes back to a position is carried from the others, one after the other.
 
-A running maximum passes on what it gets to the position before, where that has the same maximum, else to its own position. A state that a
+A position of a running maximum passes on what it gets to the one before, unless the maximum is its own. A state that a
 position makes of the one before it, `h[t] = a[t] h[t-1] + b[t]`, gets
 
     D[t] = dh[t] + F[t+1],  F[t] = a[t] D[t],        da[t] = D[t] h[t-1],  db[t] = D[t]
@@ -103,8 +103,7 @@ class Scans:
         def ratio(here: Expr, to: Expr) -> Expr:
             if not is_extreme:
                 return substitute_axes(parts[0], {k: here})
-            both = (substitute_axes(place, {prefix.at: position}) for position in (here, to))
-            return call("where", call("eq", *both), ONE, ZERO)
+            return call("where", call("eq", substitute_axes(place, {prefix.at: here}), here), ZERO, ONE)
 
         carried = self._carried(step.name, own, k, not prefix.backwards, ratio, terms)
         if is_extreme:

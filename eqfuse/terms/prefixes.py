@@ -160,6 +160,8 @@ def _scanned(reduce: Reduce, extents: tuple[tuple[str, int | str], ...]) -> Scan
     for predicate, holds, prefix in _masks(body, axis, known):
         if prefix.backwards and found is not None and not found[0].commutative:
             continue
+        if prefix.exclusive and found is not None and found[0].order:
+            continue  # of no position, the program has the first that the mask leaves out
         if not (
             _leaves_nothing(reduce.op, body, predicate, not holds)
             or (reduce.op == "max" and not prefix.exclusive and _is_below(body, predicate, not holds))
