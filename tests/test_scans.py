@@ -43,6 +43,11 @@ PROGRAMS: dict[str, str] = {
     "sum after": f"{PREFIX}sum[k](where(j < k, x[i,k], 0))",
     "sum, mirrored": f"{PREFIX}sum[k](where(k <= N(j) - 1 - j, x[i,k], 0))",
     "log-sum-exp after, mirrored": f"{PREFIX}logsumexp[k](where(k > N(j) - 1 - j, x[i,k], -inf))",
+    "four positions before": f"{PREFIX}sum[k](where(k <= j - 4, x[i,k], 0))",
+    "log-sum-exp three positions after": f"{PREFIX}logsumexp[k](where(k >= j + 3, x[i,k], -inf))",
+    "maximum two before, mirrored": f"{PREFIX}max[k](where(k + 2 <= N(j) - 1 - j, x[i,k], -inf))",
+    "read at another position": "j: axis[k]\na[i,j] = sum[k](where(k <= j, x[i,k], 0))\n"
+    "y[i,j] = a[i,j] - where(j >= 4, a[i,j-4], 0)",
     "condition with numbers": f"{PREFIX}sum[k](where(k - j <= -1, x[i,k], 0))",
     "product": f"{PREFIX}prod[k](where(k <= j, 1 + x[i,k] / 8, 1))",
     "maximum": f"{PREFIX}max[k](where(k <= j, x[i,k], -inf))",
@@ -100,6 +105,8 @@ REFUSED: dict[str, str] = {
     "another extent": "y[i,j] = sum[k](where(k <= j, x[i,k] * z[j], 0))",
     "what the mask leaves adds": f"{PREFIX}sum[k](where(k <= j, x[i,k], 1))",
     "twice the position": f"{PREFIX}sum[k](where(2 * k <= j, x[i,k], 0))",
+    "positions after": f"{PREFIX}sum[k](where(k <= j + 2, x[i,k], 0))",
+    "the position, some positions later": f"{PREFIX}sum[k](where(k <= j - 4, x[i,k] * j, 0))",
     "a position of none": f"{PREFIX}argmax[k](where(k < j, x[i,k], -inf))",
 }
 
@@ -318,6 +325,8 @@ def test_the_place_of_the_maximum_before_is_the_first_where_there_is_none() -> N
         ("k + 1 <= j", Prefix("j", exclusive=True, backwards=False)),
         ("k >= j", Prefix("j", exclusive=False, backwards=True)),
         ("k > j", Prefix("j", exclusive=True, backwards=True)),
+        ("k <= j - 4", Prefix("j", exclusive=True, backwards=False, lag=3)),
+        ("k > j + 2", Prefix("j", exclusive=True, backwards=True, lag=2)),
         ("k + j < N(k)", Prefix("j", exclusive=False, backwards=False, mirrored=True)),
         ("k + j >= N(j) - 1", Prefix("j", exclusive=False, backwards=True, mirrored=True)),
     ],
@@ -332,7 +341,7 @@ def test_conditions_in_any_notation(condition: str, prefix: Prefix) -> None:
 # -- what is wrong is seen -------------------------------------------------------------------------
 
 
-def flipped(field: str) -> Callable[[pytest.MonkeyPatch], None]:
+def scanned_as(change: Callable[[Prefix], Prefix]) -> Callable[[pytest.MonkeyPatch], None]:
     """Scans of another part of the axis."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
@@ -342,7 +351,7 @@ def flipped(field: str) -> Callable[[pytest.MonkeyPatch], None]:
             self: lowering._KernelLowering, plan: lowering.KernelPlan, context: lowering._Context
         ) -> None:
             groups = tuple(
-                replace(g, group=replace(g.group, prefix=replace(p, **{field: not getattr(p, field)})))
+                replace(g, group=replace(g.group, prefix=change(p)))
                 if (p := g.group.prefix) is not None
                 else g
                 for g in plan.groups
@@ -352,6 +361,14 @@ def flipped(field: str) -> Callable[[pytest.MonkeyPatch], None]:
         patch.setattr(lowering._KernelLowering, "__init__", wrong)
 
     return apply
+
+
+def flipped(field: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return scanned_as(lambda prefix: replace(prefix, **{field: not getattr(prefix, field)}))
+
+
+def changed(**fields: int) -> Callable[[pytest.MonkeyPatch], None]:
+    return scanned_as(lambda prefix: replace(prefix, **fields))
 
 
 def assigned(change: Callable[[Assignment], Assignment | None]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -393,6 +410,8 @@ def twice(step: Assignment) -> Assignment:
 MUTANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "without the position": ("sum", flipped("exclusive")),
     "with the position": ("maximum before", flipped("exclusive")),
+    "a position less": ("four positions before", changed(lag=2)),
+    "a position more": ("log-sum-exp three positions after", changed(lag=3)),
     "backwards": ("log-sum-exp", flipped("backwards")),
     "forwards": ("sum from", flipped("backwards")),
     "mirrored": ("sum", flipped("mirrored")),
@@ -494,6 +513,7 @@ def all_shards(patch: pytest.MonkeyPatch) -> None:
 TILED: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "without the position": ("sum", flipped("exclusive")),
     "with the position": ("maximum before", flipped("exclusive")),
+    "a position less": ("four positions before", changed(lag=2)),
     "backwards": ("log-sum-exp", flipped("backwards")),
     "mirrored": ("sum", flipped("mirrored")),
     "variance without its position": ("mean and variance", flipped("exclusive")),

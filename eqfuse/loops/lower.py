@@ -213,7 +213,7 @@ class _KernelLowering:
         if scan.schedule == "scan":
             yield self._by_position(group, merge, group.prefix, others)
             return
-        order = Order.of(group.axis, group.prefix, group.prefix.exclusive)
+        order = Order.of(group.axis, group.prefix, group.prefix.behind)
         name = f"{plan.name}_{group.axis}"
         if scan.schedule == "scan_tiles":
             build = self._builder(plan.parallel)
@@ -244,14 +244,19 @@ class _KernelLowering:
         """The kernel that walks the axis position by position."""
         build = self._builder(self._plan.parallel)
         self._groups(build, others)
-        axis, order = group.axis, Order.of(group.axis, prefix, False)
+        axis, order = group.axis, Order.of(group.axis, prefix, prefix.behind if prefix.lag else 0)
         with build.loop(axis, Const(0), Size(axis), _carried(build, group.states), unit=True):
             for each in updates(group, merge):
                 value, dims = each.value, each.dims
                 if isinstance(value, Reduce):
-                    value, dims = contribution(value), tuple(a for a in dims if a in free_axes(value))
-                build.let(each.name, dims, order.placed(self._exactly(value)))
-            seen = {s.name: s.name if prefix.exclusive else f"{s.name}_new" for s in group.states}
+                    body = order.read(value.op, self._exactly(value.body))
+                    value = contribution(Reduce(value.op, axis, body))
+                    dims = tuple(a for a in dims if a in free_axes(value))
+                    build.let(each.name, dims, value)
+                else:
+                    build.let(each.name, dims, order.placed(self._exactly(value)))
+            is_before = prefix.exclusive and not prefix.lag
+            seen = {s.name: s.name if is_before else f"{s.name}_new" for s in group.states}
             exact = dict(seen)
             for final in finishes(group, merge):
                 exact[final.state] = final.name

@@ -43,20 +43,20 @@ Read = Callable[[Expr], Expr]
 @dataclass(frozen=True)
 class Order:
     """The order in which a loop over an axis visits positions for a prefix. `at` maps the axis of the prefix to the position that an
-    iteration is at, `source` is the one that comes in: with `late`, of an exclusive prefix, the one before."""
+    iteration is at, `source` is the one that comes in: one that is `late` by so many positions."""
 
     axis: str
     at: Mapping[str, Expr]
     source: Expr
-    late: bool
+    late: int
 
     @staticmethod
-    def of(axis: str, prefix: Prefix, late: bool) -> Order:
+    def of(axis: str, prefix: Prefix, late: int) -> Order:
         first, last = Axis(axis), call("sub", call("sub", Size(axis), Const(1)), Axis(axis))
         at = {prefix.at: last if prefix.backwards != prefix.mirrored else first}
         source: Expr = last if prefix.backwards else first
         if late:
-            source = call("add" if prefix.backwards else "sub", source, Const(1))
+            source = call("add" if prefix.backwards else "sub", source, Const(late))
         return Order(axis, at, source, late)
 
     def placed(self, expr: Expr) -> Expr:
@@ -64,13 +64,13 @@ class Order:
         return substitute_axes(expr, {**self.at, self.axis: self.source})
 
     def read(self, op: str, body: Expr) -> Expr:
-        """What comes in to a reduction: nothing at the first iteration of a late one."""
+        """What comes in to a reduction: nothing at the first iterations of a late one."""
         parts = [self.placed(part) for part in all_unpacked(body)]
         if not self.late:
             return packed(parts)
         found = fold_of(op)
         nothing = [whole_identity(each) for each in ((op,) if found is None else found[0].ops)]
-        is_one = call("ge", Axis(self.axis), Const(1))
+        is_one = call("ge", Axis(self.axis), Const(self.late))
         return packed([call("where", is_one, *each) for each in zip(parts, nothing, strict=True)])
 
     def index(self, axes: tuple[str, ...]) -> tuple[Expr, ...]:

@@ -8,7 +8,6 @@ after each position, in turn, are the prefixes (Blelloch, "Prefix sums and their
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache
 
 from eqfuse.fast_dataclass import dataclass
@@ -42,22 +41,32 @@ that is not there has its own."""
 @dataclass(frozen=True)
 class Prefix:
     """At each position of the axis `at`, of the same extent, the part of a reduced axis up to that position, without it where
-    it is `exclusive`; from that position on where it is `backwards`. Where it is `mirrored`, positions of `at` count from the end."""
+    it is `exclusive`, nor the last `lag` positions before it; from that position on where it is `backwards`. Where it is `mirrored`,
+    positions of `at` count from the end."""
 
     at: str
     exclusive: bool
     backwards: bool
     mirrored: bool = False
+    lag: int = 0
+
+    @property
+    def behind(self) -> int:
+        """How many positions before its own one the last one is that the part has."""
+        return self.exclusive + self.lag
 
     def where(self, axis: str) -> str:
         """The condition on positions of the reduced axis, as text."""
         place = f"N({axis}) - 1 - {self.at}" if self.mirrored else self.at
+        if self.lag:
+            place += f" {'+' if self.backwards else '-'} {self.lag}"
         return f"{axis} {'>' if self.backwards else '<'}{'' if self.exclusive else '='} {place}"
 
     @property
     def complement(self) -> Prefix:
-        """The other positions of the axis."""
-        return replace(self, exclusive=not self.exclusive, backwards=not self.backwards)
+        """The other positions of the axis: those that are less than 0 positions behind have more than the position itself."""
+        behind = 1 - self.behind
+        return Prefix(self.at, behind > 0, not self.backwards, self.mirrored, behind - (behind > 0))
 
     @staticmethod
     def of(terms: Mapping[str, int], axis: str, sizes: Mapping[str, int], extents: Extents) -> Prefix | None:
@@ -79,7 +88,7 @@ class Prefix:
         if {name: n for name, n in counted.items() if n} != wanted or abs(terms[at]) != 1:
             return None
         bound += sign if mirrored else 0
-        return Prefix(at, bound == -1, sign == -1, mirrored) if bound in (0, -1) else None
+        return Prefix(at, bound < 0, sign == -1, mirrored, max(0, -bound - 1)) if bound <= 0 else None
 
 
 @dataclass(frozen=True)
@@ -200,13 +209,16 @@ def _counted(body: Expr, prefix: Prefix, axis: str) -> Expr | None:
     there."""
     if prefix.at not in free_axes(body):
         return body
-    if any(prefix.at in free_axes(node) for node in walk(body) if isinstance(node, Load)):
+    if prefix.lag or any(prefix.at in free_axes(node) for node in walk(body) if isinstance(node, Load)):
         return None
     return replaced(body, positions_of(prefix, axis))
 
 
 def positions_of(prefix: Prefix, axis: str) -> dict[Expr, Expr]:
-    """The position that a prefix is of, by its number of positions and by the last of them. An empty one has none."""
+    """The position that a prefix is of, by its number of positions and by the last of them. An empty one has none, nor have those
+    that several positions have."""
+    if prefix.lag:
+        return {}
     at, count, one, size = Axis(prefix.at), Reduce("sum", axis, Const(1)), Const(1), Size(axis)
     end = call("sub", size, one)
     counted: Expr
@@ -267,4 +279,5 @@ def _masks(body: Expr, axis: str, extents: Extents) -> Iterator[tuple[Expr, bool
                     found = Prefix.of(terms, axis, sizes, extents)
                     if found is not None:
                         yield node, True, found
-                        yield node, False, found.complement
+                        if not found.lag:
+                            yield node, False, found.complement
