@@ -12,6 +12,7 @@ import torch
 import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.devices import device_named
+from eqfuse.loops.kernel_axes import contractions
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
@@ -35,6 +36,7 @@ PROGRAMS: Mapping[str, str] = {
         o[i,d] = sum[j](e[i,j] / sum[j](e[i,j]) * v[j,d])
         """,
     "not normalised": "o[i,d] = sum[j](where(j <= i, x[i,j], 0) * v[j,d])",
+    "a product": "o[i,d] = sum[j <= i](x[i,j] * v[j,d])",
     "the other way round": "o[i,d] = sum[j](v[j,d] * where(j <= i, tanh(x[i,j]), 0))",
     "columns first": "o[d,i] = sum[j](v[j,d] * where(j <= i, x[i,j], 0))",
     "an input": "keep: bool[i,j]\ns[i,j] = where(keep[i,j], x[i,j], -inf)" + SOFTMAX,
@@ -298,3 +300,44 @@ def test_a_summand_that_a_mask_does_not_make_0_reads_everything() -> None:
     y = np.array([[1.0, NAN]], np.float32)
     for summand in ("exp(where(j < 1, 1, 0) * y[i,j])", "where(j < 1, 1, 0) * y[i,j] + y[i,j]"):
         assert np.isnan(eq.reference(f"o[i] = sum[j]({summand})")(y=y)).all()
+
+
+@pytest.mark.parametrize(
+    ("source", "torchs"),
+    [
+        ("y[i,o] = sum[k <= i](a[i,k] * b[k,o])", lambda a, b: a.tril() @ b),
+        ("y[i,o] = sum[k](where(k > i, -a[i,k] * b[k,o] * 2, 0))", lambda a, b: -2 * a.triu(1) @ b),
+        ("y[i,o] = sum[k < 20](a[i,k] * b[k,o])", lambda a, b: a[:, :20] @ b[:20]),
+        (
+            "y[i,o] = sum[k <= i](sum[d](a[i,d] * a[k,d]) * b[k,o])",
+            lambda a, b: (a @ a.T).tril() @ b,
+        ),
+    ],
+)
+def test_a_product_under_a_mask_is_a_matrix_product(source: str, torchs: Callable[..., torch.Tensor]) -> None:
+    """The mask stands on a factor; what it leaves out of the other one is not read."""
+    kernel = eq.compile(source, native="wait", prefer="rolling")
+    (loop,) = kernel._current.chosen.nest.kernels
+    assert any(each.axis == "k" for each in contractions(loop))
+    a, b = torch.randn(40, 40), torch.randn(40, 33)
+    found = kernel(a=a, b=b)
+    assert isinstance(found, torch.Tensor) and kernel.certificate.ok and kernel.derivation.check().ok
+    torch.testing.assert_close(found, torchs(a, b), rtol=2e-5, atol=2e-5)
+    read = torchs(torch.ones_like(a), torch.eye(40)) != 0
+    for row in (3, 25):
+        worse = b.clone()
+        worse[row] = torch.nan
+        found = kernel(a=a, b=worse)
+        assert isinstance(found, torch.Tensor)
+        assert torch.equal(found.isnan().any(1), read[:, row])
+
+
+def test_a_quotient_under_a_mask_stays_behind_it() -> None:
+    """What is 0 where the mask is false may be divided by 0 there."""
+    kernel = eq.compile("y[i,o] = sum[k <= i](a[i,k] * (b[k,o] / c[k]))", native="off")
+    a, b = torch.randn(8, 8), torch.randn(8, 5)
+    c = torch.arange(8, 0, -1).float() - 1  # the last is 0
+    found = kernel(a=a, b=b, c=c)
+    assert isinstance(found, torch.Tensor)
+    wanted = a[:7, :7].tril() @ (b[:7] / c[:7, None])
+    torch.testing.assert_close(found[:7], wanted)

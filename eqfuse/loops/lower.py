@@ -35,7 +35,7 @@ from eqfuse.names import Names
 from eqfuse.rules.assignments import combines, finishes, updates
 from eqfuse.rules.merge import Group, Merge, State
 from eqfuse.terms.folds import contribution, fold_of, identity, over_union, rank_axes
-from eqfuse.terms.masks import masked
+from eqfuse.terms.masks import masked, on_factors
 from eqfuse.terms.nodes import (
     COMBINE,
     Axis,
@@ -76,7 +76,7 @@ def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
         unread = {buffer.name for buffer in context.buffers} - outputs - read
         body = unified(kernel.body, kernel.parallel, context.inputs)
         values = {stmt.name: stmt.expr for stmt in statements(body) if isinstance(stmt, Let)}
-        body = rewritten(body, masked(program, values))
+        body = rewritten(rewritten(body, on_factors(program, values)), masked(program, values))
         body = pruned(shared(body, kernel.parallel), frozenset(unread))
         read |= loaded(body)
         if kernel.slots is not None:

@@ -47,6 +47,13 @@ def masked(program: Program, values: Mapping[str, Expr] | None = None) -> Callab
     return lambda expr: transform(expr, masks.step, memo)
 
 
+def on_factors(program: Program, values: Mapping[str, Expr]) -> Callable[[Expr], Expr]:
+    """What puts the mask of a product on one of its factors, where the sum of the product is a matrix product:
+    `sum[k](where(k <= j, s[j,k] * v[k,e], 0))` is one of `where(k <= j, s[j,k], 0)` and v."""
+    masks, memo = _Masks(program, values), dict[Expr, Expr]()
+    return lambda expr: transform(expr, masks.on_factor, memo)
+
+
 def is_mask(program: Program, condition: Expr) -> bool:
     """Whether a condition is a mask: it reads no real number."""
     return _Masks(program, {}).is_mask(condition)
@@ -65,6 +72,26 @@ class _Masks:
             return node
         body = self._guarded(node.body, node.axis)
         return node if body is node.body else Reduce("sum", node.axis, body)
+
+    def on_factor(self, node: Expr) -> Expr:
+        """A sum with the mask of its product at the factor that has its axes; any other node as it is."""
+        match node:
+            case Reduce("sum", axis, Call("where", (condition, Call("mul") as body, Const(0)))) if (
+                axis in free_axes(condition) and self.is_mask(condition)
+            ):
+                axes = {
+                    factor: free_axes(self._written(factor, axis))
+                    for factor in _factors(body)
+                    if axis in free_axes(factor)
+                }
+                is_matrix = any(
+                    not one <= other and not other <= one for one in axes.values() for other in axes.values()
+                )
+                if is_matrix and not _divides(body):
+                    chosen = max(axes, key=lambda factor: len(axes[factor] & free_axes(condition)))
+                    masked = {chosen: call("where", condition, chosen, Const(0))}
+                    return Reduce("sum", axis, _rebuilt(body, masked))
+        return node
 
     def _guarded(self, expr: Expr, axis: str) -> Expr:
         """A summand in which no mask excludes anything that is read: each of the terms that it is linear in on its own."""
@@ -158,6 +185,17 @@ def _factors(expr: Expr) -> Iterator[Expr]:
             yield from _factors(left)
         case _:
             yield expr
+
+
+def _divides(expr: Expr) -> bool:
+    """Whether something is divided in a product: what is 0 where a mask is false may be divided by 0."""
+    match expr:
+        case Call("mul", (left, right)):
+            return _divides(left) or _divides(right)
+        case Call("neg", (part,)):
+            return _divides(part)
+        case _:
+            return isinstance(expr, Call) and expr.fn == "div"
 
 
 def _rebuilt(expr: Expr, guarded: Mapping[Expr, Expr]) -> Expr:
