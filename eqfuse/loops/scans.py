@@ -70,8 +70,8 @@ class Order:
             return packed(parts)
         found = fold_of(op)
         nothing = [whole_identity(each) for each in ((op,) if found is None else found[0].ops)]
-        is_one = call("ge", Axis(self.axis), Const(self.late))
-        return packed([call("where", is_one, *each) for each in zip(parts, nothing, strict=True)])
+        has_one = call("ge", Axis(self.axis), Const(self.late))
+        return packed([call("where", has_one, *each) for each in zip(parts, nothing, strict=True)])
 
     def index(self, axes: tuple[str, ...]) -> tuple[Expr, ...]:
         """Where an output of these axes is stored."""
