@@ -51,7 +51,6 @@ from eqfuse.terms.nodes import (
     Fold,
     Load,
     Local,
-    Reduce,
     Size,
     call,
     children,
@@ -437,7 +436,7 @@ class Reverse:
         """The position of the greatest or least: the first of equals."""
         (axis,) = step.over
         op = {"max": "argmax.k", "min": "argmin.k"}[step.op]
-        return self._helper(f"place_{step.name}", step.axes, op, axis, packed((step.body, Axis(axis))))
+        return self.steps.reduced(f"place_{step.name}", step.axes, op, axis, packed((step.body, Axis(axis))))
 
     def _others(self, step: Step) -> Expr:
         """The product of all positions but one."""
@@ -445,11 +444,7 @@ class Reverse:
         other = self.steps.another(axis)
         moved = substitute_axes(step.body, {axis: Axis(other)})
         body = call("where", call("ne", Axis(other), Axis(axis)), moved, Const(1))
-        return self._helper(f"others_{step.name}", step.loops, "prod", other, body)
-
-    def _helper(self, name: str, axes: Sequence[str], op: str, over: str, body: Expr) -> Expr:
-        own = tuple(axis for axis in axes if axis in free_axes(Reduce(op, over, body)))
-        return self.steps.add(Step(self.steps.names.fresh(name), own, body, op, (over,))).itself
+        return self.steps.reduced(f"others_{step.name}", step.loops, "prod", other, body)
 
     def _fold(self, step: Step, cotangent: Polynomial) -> None:
         """A state variable of a registered reduction."""
@@ -469,7 +464,7 @@ class Reverse:
             if place is None:
                 raise self._without_position(step, fold)
             op = fold.ops[place]
-            kept = self._helper(f"place_{step.name}", step.axes, op, axis, step.body)
+            kept = self.steps.reduced(f"place_{step.name}", step.axes, op, axis, step.body)
             chosen = call("eq", parts[place], kept)
             self._through_part(step, parts[index], tuple(term.masked(chosen) for term in cotangent))
             return
@@ -497,15 +492,10 @@ class Reverse:
 
     def _state_of(self, step: Step, fold: Fold, parts: Sequence[Expr], side: str) -> list[Expr]:
         (axis,) = step.over
-        other = self.steps.another(axis)
-        moved = [substitute_axes(part, {axis: Axis(other)}) for part in parts]
-        inside = call(side, Axis(other), Axis(axis))
-        body = packed(
-            [call("where", inside, part, nil) for part, nil in zip(moved, fold.identity, strict=True)]
-        )
+        other, body = self.steps.others(axis, side, parts, fold.identity)
         word = "before" if side == "lt" else "after"
         return [
-            self._helper(f"{variable}_{word}", step.loops, op, other, body)
+            self.steps.reduced(f"{variable}_{word}", step.loops, op, other, body)
             for variable, op in zip(fold.state, fold.ops, strict=True)
         ]
 

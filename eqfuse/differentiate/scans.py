@@ -45,6 +45,9 @@ from eqfuse.terms.recurrences import AFFINE, SECOND
 
 ONE, ZERO = Const(1), Const(0)
 
+ORDERS = ("le", "lt", "ge", "gt")
+"""Comparisons, without one of which a program has no prefix."""
+
 Signed = Sequence[tuple[int, Expr]]
 """Terms that are added, by 1, or subtracted, by -1."""
 
@@ -67,6 +70,10 @@ class Scans:
 
     steps: Steps
 
+    def __post_init__(self) -> None:
+        exprs = (output.expr for output in self.steps.program.outputs)
+        self._are_some = any(isinstance(node, Call) and node.fn in ORDERS for node in walk(*exprs))
+
     @property
     def _alike(self) -> Extents:
         known = alike(self.steps.program)
@@ -81,7 +88,9 @@ class Scans:
         step."""
         is_affine, is_extreme = step.op == f"{AFFINE.fold}.h", step.op in ("max", "min")
         is_second = step.op == f"{SECOND.fold}.h"
-        if not (is_affine or is_second or is_extreme or step.op == "prod") or len(step.over) != 1:
+        if not self._are_some or len(step.over) != 1:
+            return None
+        if not (is_affine or is_second or is_extreme or step.op == "prod"):
             return None
         value = step.value
         found = scanned(value, self._alike) if isinstance(value, Reduce) else None
@@ -95,8 +104,8 @@ class Scans:
         if is_second and (parts[2:4] != (ONE, ZERO) or parts[5] is not ZERO):
             return None
         own = replace(step, axes=tuple(axis for axis in step.axes if axis != prefix.at))
-        terms = self._at(expression(cotangent), prefix.at, Size(k), Axis(k), prefix.mirrored)
-
+        at: Expr = call("sub", call("sub", Size(k), ONE), Axis(k)) if prefix.mirrored else Axis(k)
+        terms = substitute_axes(expression(cotangent), {prefix.at: at})
         if is_second:
             return self._second(step, own, prefix, parts, terms)
 
@@ -114,11 +123,6 @@ class Scans:
         if is_affine:
             given.append((own, parts[1], (Monomial(UNIT.number, {carried: 1}),)))
         return given
-
-    def _at(self, expr: Expr, axis: str, size: Expr, position: Expr, is_mirrored: bool) -> Expr:
-        """An expression at a position along an axis, counted from its end where it is mirrored."""
-        place = call("sub", call("sub", size, ONE), position) if is_mirrored else position
-        return substitute_axes(expr, {axis: place})
 
     def _second(
         self, step: Step, own: Step, prefix: Prefix, parts: Sequence[Expr], terms: Expr
@@ -142,7 +146,7 @@ class Scans:
         body = packed(
             [call("where", seen, part, none) for part, none in zip(given, SECOND.identity, strict=True)]
         )
-        carried = self._helper(f"d{step.name}_carried", own.loops, f"{SECOND.fold}.h", o, body)
+        carried = self.steps.reduced(f"d{step.name}_carried", own.loops, f"{SECOND.fold}.h", o, body)
         before = [
             self._before(replace(step, op=f"{SECOND.fold}.{state}"), own, prefix, parts, SECOND.identity)
             for state in ("h", "g")
@@ -158,15 +162,8 @@ class Scans:
     ) -> Expr:
         """The state of the positions before each one, in the order in which they are visited."""
         (k,) = step.over
-        other = self.steps.another(k)
-        is_before = call("gt" if prefix.backwards else "lt", Axis(other), Axis(k))
-        body = packed(
-            [
-                call("where", is_before, substitute_axes(part, {k: Axis(other)}), none)
-                for part, none in zip(parts, nothing, strict=True)
-            ]
-        )
-        return self._helper(f"{step.name}_before", own.loops, step.op, other, body)
+        other, body = self.steps.others(k, "gt" if prefix.backwards else "lt", parts, nothing)
+        return self.steps.reduced(f"{step.name}_before", own.loops, step.op, other, body)
 
     def _carried(
         self,
@@ -208,11 +205,7 @@ class Scans:
     def _scan(self, name: str, own: Step, o: str, seen: Expr, p: Expr, q: Expr) -> Expr:
         """The recurrence of these steps over the positions that are seen."""
         body = packed([call("where", seen, p, ONE), call("where", seen, q, ZERO)])
-        return self._helper(name, own.loops, f"{AFFINE.fold}.h", o, body)
-
-    def _helper(self, name: str, axes: Sequence[str], op: str, over: str, body: Expr) -> Expr:
-        own = tuple(axis for axis in dict.fromkeys(axes) if axis in free_axes(Reduce(op, over, body)))
-        return self.steps.add(Step(self.steps.names.fresh(name), own, body, op, (over,))).itself
+        return self.steps.reduced(name, own.loops, f"{AFFINE.fold}.h", o, body)
 
     def is_never_empty(self, masks: Sequence[Expr], over: str) -> bool:
         """Whether each position that masks are of leaves one of the axis: itself."""
@@ -224,6 +217,8 @@ class Scans:
     def summed(self, name: str, j: str, target: Sequence[str], term: Monomial) -> Polynomial | None:
         """The sum of a term over the positions before or after each one of an axis of `target`; None where its weights are not
         carried from one to the next. A factor that is a difference of values of both is multiplied out."""
+        if not self._are_some:
+            return None
         found = self._one(name, j, target, term)
         if found is not None:
             return found
@@ -320,7 +315,7 @@ class Scans:
 
         def over(name: str, of: Axis, condition: str, value: Expr) -> Expr:
             body = call("where", call(condition, of, Axis(k)), value, ZERO)
-            return self._helper(f"d{own.name}_{name}", own.loops, "sum", of.name, body)
+            return self.steps.reduced(f"d{own.name}_{name}", own.loops, "sum", of.name, body)
 
         total = over("total", o, "ge" if from_last else "le", given)
         reads_after = self._grows_backwards(moving, j)
@@ -374,9 +369,12 @@ class Scans:
                 return found
             found = replaced(found, reads)
 
+    def _step_of(self, read: Expr) -> Step | None:
+        return next((each for each in self.steps.steps if each.name == name_of(read)), None)
+
     def _value(self, node: Load) -> Expr | None:
         """What a read of a step stands for that is no reduction."""
-        step = next((each for each in self.steps.steps if each.name == name_of(node)), None)
+        step = self._step_of(node)
         if step is None or step.op or len(free_axes(node)) < 2:
             return None
         if any(isinstance(part, Reduce) for part in walk(step.body)):
@@ -397,7 +395,7 @@ class Scans:
         """Whether a value is the maximum of a part of an axis that grows with `j` where `is_ascending`, else shrinks."""
         if isinstance(expr, Call) and expr.fn == "finite":
             (expr,) = expr.args
-        step = next((each for each in self.steps.steps if each.name == name_of(expr)), None)
+        step = self._step_of(expr)
         if step is None or step.op != "max" or len(step.over) != 1:
             return False
         (over,) = step.over

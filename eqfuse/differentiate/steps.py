@@ -19,7 +19,7 @@ from eqfuse.names import Names
 from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.definitions import KeepingStops, definition
 from eqfuse.terms.expressions import Number, Reader
-from eqfuse.terms.folds import PAIR, contributions, fold_of
+from eqfuse.terms.folds import PAIR, contributions, fold_of, packed
 from eqfuse.terms.functions import ABBREVIATIONS, APART, FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
@@ -34,6 +34,7 @@ from eqfuse.terms.nodes import (
     children,
     free_axes,
     rebuild,
+    substitute_axes,
     transform,
     walk,
 )
@@ -310,6 +311,22 @@ class Steps:
         if kind == "real" and self.is_active(step.value):
             self.active.add(step.name)
         return step
+
+    def reduced(self, name: str, axes: Sequence[str], op: str, over: str, body: Expr) -> Expr:
+        """Adds a reduction under a new name, with those of the axes that it depends on; a read of it."""
+        own = tuple(axis for axis in axes if axis in free_axes(Reduce(op, over, body)))
+        return self.add(Step(self.names.fresh(name), own, body, op, (over,))).itself
+
+    def others(
+        self, axis: str, side: str, parts: Sequence[Expr], nothing: Sequence[Expr]
+    ) -> tuple[str, Expr]:
+        """What the positions on one `side` of each one contribute to a fold ("lt": those before it), packed; and their axis."""
+        other = self.another(axis)
+        inside = call(side, Axis(other), Axis(axis))
+        moved = (substitute_axes(part, {axis: Axis(other)}) for part in parts)
+        return other, packed(
+            [call("where", inside, part, none) for part, none in zip(moved, nothing, strict=True)]
+        )
 
     def another(self, axis: str) -> str:
         """A new axis of the same extent."""

@@ -26,6 +26,7 @@ from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest, Store
 from eqfuse.loops.plan import (
+    IN_TILES,
     SCANS,
     WAYS,
     Cost,
@@ -139,7 +140,7 @@ class PlanSearch:
         """The schedules that a kernel can have here. On a CPU one thread has a row, and a tile's prefixes are no less work than those of
         its positions one after the other."""
         found = schedules(kernel.groups, kernel.parallel)
-        return tuple(each for each in found if each not in SCANS[1:] or self.device.kind != "cpu")
+        return tuple(each for each in found if each not in IN_TILES or self.device.kind != "cpu")
 
     def as_written(self, kernels: Sequence[KernelShape], extents: Mapping[str, int]) -> Candidate:
         """The plan with a pass for every reduction of the program, and for what is independent of it."""

@@ -43,7 +43,10 @@ WAYS: Mapping[Schedule, Way] = {
 """Every way to walk an axis. That all of them compute the same is what the merge is derived and proved for, so this is a
 table and no set of rules: what a schedule can be used for is whether there is a merge."""
 
-SCANS: tuple[Schedule, ...] = ("scan", "scan_tiles", "scan_split")
+IN_TILES: tuple[Schedule, ...] = ("scan_tiles", "scan_split")
+"""The schedules of prefixes whose tiles the threads of a GPU share."""
+
+SCANS: tuple[Schedule, ...] = ("scan", *IN_TILES)
 """The schedules of prefixes."""
 
 SCHEDULES: tuple[Schedule, ...] = tuple(schedule for schedule in WAYS if schedule not in SCANS)

@@ -234,7 +234,7 @@ class Reader:
             if type(op) not in COMPARE:
                 raise self._error("this comparison is not part of the language", node, "use < <= > >= == !=")
             links.append(call(COMPARE[type(op)], left, right))
-        return reduce(lambda a, b: call("and", a, b), links)
+        return _all(links)
 
     def _power(self, node: ast.BinOp, scope: Bindings) -> Expr:
         base, exponent = self.read(node.left, scope), self.read(node.right, scope)
