@@ -122,25 +122,60 @@ class undisturbed:
         self._modes.__exit__(None, None, None)
 
 
+class _Inside:
+    """The threads that are in blocks of one kind, and what the first of them sets and the last of them sets back.
+
+    A count would be wrong for good after an interrupt between a block and its end. What is kept is the frame of each thread's
+    outermost block: one that is not on the thread's stack any more is not counted at the next entry. A frame has one block."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._outermost: dict[int, int] = {}
+
+    def entered(self, frame: FrameType | None) -> tuple[bool, int]:
+        """Whether the block of `frame` is the only one, and how many frames deep it is."""
+        thread, block, depth, is_outermost = threading.get_ident(), id(frame), 0, True
+        known = self._outermost.get(thread)
+        while frame is not None:
+            depth += 1
+            is_outermost = is_outermost and id(frame) != known
+            frame = frame.f_back
+        if is_outermost:
+            self._outermost[thread] = block
+        return is_outermost and len(self._outermost) == 1, depth
+
+    def left(self, frame: FrameType) -> bool:
+        """Whether there is no block any more after that of `frame`."""
+        thread = threading.get_ident()
+        if self._outermost.get(thread) == id(frame):
+            del self._outermost[thread]
+        return not self._outermost
+
+    def forked(self) -> None:
+        """In a forked child there is this thread alone, and nobody to open the lock."""
+        thread = threading.get_ident()
+        self.lock = threading.Lock()
+        self._outermost = {known: frame for known, frame in self._outermost.items() if known == thread}
+
+
 class uncollected:
     """Inside, no cycles of objects are collected: what compiling makes lives on or is freed at once, and a collection walks all
     that torch has made, a fifth of the time of a first compilation. Several threads may be inside."""
 
-    _lock = threading.Lock()
-    _inside = 0
-    _was_on = False
+    _threads = _Inside()
+    _is_off = False
 
     def __enter__(self) -> None:
-        with uncollected._lock:
-            if not uncollected._inside:
-                uncollected._was_on = gc.isenabled()
+        with uncollected._threads.lock:
+            uncollected._threads.entered(sys._getframe(1))
+            if gc.isenabled():
+                uncollected._is_off = True
                 gc.disable()
-            uncollected._inside += 1
 
     def __exit__(self, *raised: object) -> None:
-        with uncollected._lock:
-            uncollected._inside -= 1
-            if not uncollected._inside and uncollected._was_on:
+        with uncollected._threads.lock:
+            if uncollected._threads.left(sys._getframe(1)) and uncollected._is_off:
+                uncollected._is_off = False
                 gc.enable()
 
 
@@ -153,33 +188,31 @@ class deep(ContextDecorator):
     walked by recursion, and callers such as notebooks, servers and compilers have used up part of Python's limit. Several
     threads may be inside."""
 
-    _lock = threading.Lock()
-    _inside = 0
+    _threads = _Inside()
     _was = _is = 0
 
     def __enter__(self) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        wanted = FRAMES
-        while frame is not None:
-            frame, wanted = frame.f_back, wanted + 1
-        with deep._lock:
-            if not deep._inside:
-                deep._was = deep._is = sys.getrecursionlimit()
-            deep._inside += 1
-            if wanted > sys.getrecursionlimit():
-                sys.setrecursionlimit(wanted)
-                deep._is = wanted
+        with deep._threads.lock:
+            is_only, depth = deep._threads.entered(sys._getframe(1))
+            limit = sys.getrecursionlimit()
+            if is_only and limit != deep._is:
+                deep._was = deep._is = limit
+            if depth + FRAMES > limit:
+                sys.setrecursionlimit(depth + FRAMES)
+                deep._is = depth + FRAMES
 
     def __exit__(self, *raised: object) -> None:
-        with deep._lock:
-            deep._inside -= 1
-            if not deep._inside and sys.getrecursionlimit() == deep._is:  # nobody else has set it
+        with deep._threads.lock:
+            is_ours = sys.getrecursionlimit() == deep._is  # nobody else has set it
+            if deep._threads.left(sys._getframe(1)) and is_ours:
                 sys.setrecursionlimit(deep._was)
+                deep._is = deep._was
 
 
 def _forked() -> None:
     _Process.is_forked = True
-    uncollected._lock, deep._lock = threading.Lock(), threading.Lock()
+    uncollected._threads.forked()
+    deep._threads.forked()
     for lock in list(_locks):
         lock.reopen()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.threads import deep
+from eqfuse.threads import deep, uncollected
 
 TERMS = 140
 MASK = f"y[i] = sum[j](where({' | '.join(f'(j == {k})' for k in range(TERMS))}, x[i,j], 0))"
@@ -72,3 +73,20 @@ def test_a_limit_that_was_set_inside_stays() -> None:
         assert sys.getrecursionlimit() == limit + 5000
     finally:
         sys.setrecursionlimit(limit)
+
+
+def test_a_block_that_an_interrupt_left_open_is_not_counted() -> None:
+    limit = sys.getrecursionlimit()
+
+    def interrupted() -> None:
+        deep().__enter__()
+        uncollected().__enter__()
+
+    below(20, interrupted)
+    assert sys.getrecursionlimit() > limit
+    assert not gc.isenabled()
+    with deep(), uncollected():
+        below(5, deep()(lambda: None))
+        assert sys.getrecursionlimit() > limit
+    assert sys.getrecursionlimit() == limit
+    assert gc.isenabled()
