@@ -145,7 +145,7 @@ def certifying(
         dtypes,
         device.name,
         tuple(map(_single, plan.configs)) if plan else (),
-        plan is not None and plan.loses_infinities,
+        plan is not None and (plan.loses_infinities or derived.split is not None),
         derived.scope.trusted(derived.report.matches),
         derived.scope.taking_part(derived.report.matches),
         checks.trials,

@@ -41,6 +41,7 @@ from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.segments import segments
+from eqfuse.terms.split_axes import split_axes
 from eqfuse.terms.types import check_indices, program_dtypes
 from eqfuse.terms.views import Views
 from eqfuse.tile.nodes import TileProgram
@@ -142,6 +143,15 @@ def of_segments(derived: Derived) -> Derived | None:
         return None
     made = _derived_anew(derived, found.program)
     return replace(made, views=Views(segments=replace(found, program=made.program)))
+
+
+def of_chunks(derived: Derived) -> Derived | None:
+    """The program with axes in chunks, derived anew under the rules of the first time; None where no sum over a prefix is said by them."""
+    found = split_axes(derived.program)
+    if found is None:
+        return None
+    made = _derived_anew(derived, found.program)
+    return replace(made, views=Views(split=replace(found, program=made.program)))
 
 
 def _derived_anew(derived: Derived, program: Program) -> Derived:
@@ -301,6 +311,17 @@ def predicted_sorted(of_segments: Derived, asked: Asked) -> float:
     sorting = sort_seconds(form.positions(asked.extents), asked.device)
     try:
         return sorting + predicted(of_segments, Asked(form.extents(asked.extents), dtypes, asked.device))
+    except ScheduleError:
+        return math.inf
+
+
+def predicted_in_chunks(of_chunks: Derived, asked: Asked) -> float:
+    """The same of a program with axes in chunks; infinite where they have none for these extents. Raises OverLimit."""
+    form = of_chunks.split
+    if form is None or not form.fits(asked.extents):
+        return math.inf
+    try:
+        return predicted(of_chunks, replace(asked, extents=form.extents(asked.extents)))
     except ScheduleError:
         return math.inf
 

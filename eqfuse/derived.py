@@ -21,6 +21,7 @@ from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
 from eqfuse.terms.collapse_axes import CollapsedAxes
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.segments import Segments
+from eqfuse.terms.split_axes import SplitAxes
 from eqfuse.terms.types import program_dtypes
 from eqfuse.terms.views import Views
 from eqfuse.threads import Lock
@@ -118,6 +119,11 @@ class Derived:
     def collapsed(self) -> CollapsedAxes | None:
         """How this program takes tensors as they lie; None where it takes them as the one that was called does."""
         return None if self.views is None else self.views.collapsed
+
+    @property
+    def split(self) -> SplitAxes | None:
+        """Which axes this program has in chunks; None where it has none so."""
+        return None if self.views is None else self.views.split
 
     @property
     def name(self) -> str:

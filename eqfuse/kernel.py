@@ -135,7 +135,10 @@ class Kernel:
         self._calls = Calls(Runners(self._shapes, mode_named(self.native)))
         chunker = self._chunker if self.divides and self.prefer is None else None
         self._sorted: Kernel | None = None
-        self._routes = Routes(self._calls, self._sorted_routes, self._joint_calls, chunker)
+        self._in_chunks: Kernel | None = None
+        self._routes = Routes(
+            self._calls, self._sorted_routes, self._calls_in_chunks, self._joint_calls, chunker
+        )
         self._constants = (
             Constants(self.program, self.constants, self._like, self._is_equal) if self.constants else None
         )
@@ -160,13 +163,23 @@ class Kernel:
     def _sorted_routes(self) -> Routes | None:
         """Routes of the program of sorted positions."""
         with self._lock:
-            if self._sorted is None and self.derived.views is None:
-                derived = compiler.of_segments(self.derived)
-                if derived is not None:
-                    self._sorted = replace(
-                        self, derived=derived, prefer=None, first=None, at_once=False, constants=()
-                    )
+            if self._sorted is None:
+                self._sorted = self._made_of(compiler.of_segments)
         return None if self._sorted is None else self._sorted._routes
+
+    def _calls_in_chunks(self) -> Calls | None:
+        """Calls of the program with axes in chunks."""
+        with self._lock:
+            if self._in_chunks is None:
+                self._in_chunks = self._made_of(compiler.of_chunks)
+        return None if self._in_chunks is None else self._in_chunks._calls
+
+    def _made_of(self, make: Callable[[Derived], Derived | None]) -> Kernel | None:
+        """The kernel of a program made of this one; None where there is none, or this one was made so itself."""
+        derived = None if self.derived.views is not None else make(self.derived)
+        if derived is None:
+            return None
+        return replace(self, derived=derived, prefer=None, first=None, at_once=False, constants=())
 
     def _joint_calls(self, layouts: Layouts, extents: Mapping[str, int]) -> Calls | None:
         """Calls of the program of views of tensors that lie so; its first plan is made for these extents."""
@@ -181,7 +194,7 @@ class Kernel:
 
     def _of_views(self, layouts: Layouts, extents: Mapping[str, int]) -> Kernel | None:
         """The kernel of the program of views of tensors that lie so; None where that is the program itself."""
-        if self.derived.collapsed is not None:
+        if self.derived.views is not None and self.derived.views.shaped is not None:
             return None
         with self._lock:
             if layouts not in self._joints:
@@ -196,7 +209,8 @@ class Kernel:
     def _made_of_views(self) -> tuple[Kernel, ...]:
         joints = [joint for joint in self._joints.values() if joint is not None]
         of_segments = () if self._sorted is None else (self._sorted, *self._sorted._made_of_views)
-        return (*joints, *of_segments)
+        in_chunks = () if self._in_chunks is None else (self._in_chunks,)
+        return (*joints, *of_segments, *in_chunks)
 
     @property
     def _shown(self) -> Kernel:
@@ -207,6 +221,8 @@ class Kernel:
         other: Kernel | None = None
         if ran is not None and ran.segments is not None and own is None:
             other = self._sorted
+        elif ran is not None and ran.split is not None:
+            other = self._in_chunks
         elif ran is not None and ran.collapsed is not None:
             other = self._joints.get(ran.collapsed.layouts)
         if other is None or other is self:
@@ -237,6 +253,7 @@ class Kernel:
                 "_calls": None,
                 "_routes": None,
                 "_sorted": None,
+                "_in_chunks": None,
                 "_constants": None,
             }
             exprs = (output.expr for output in self.program.outputs)

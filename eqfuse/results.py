@@ -75,7 +75,7 @@ class Merging:
 @dataclass(frozen=True)
 class Certifying:
     """What is verified: the nest, and the outputs that it was made of, against the program. `single` are for each kernel
-    the axes that have one position per program instance; `loses_infinities` is the plan's; `trusted` is declared of rules
+    the axes that have one position per program instance; `loses_infinities` is the plan's, or that of axes in chunks; `trusted` is declared of rules
     that were used, `added` are those that somebody added; `roles` are the plan's; `views` have the program as it was asked for,
     where this one was made of it; `limits` are the megabytes and seconds that it may take."""
 

@@ -332,6 +332,21 @@ def test_a_product_under_a_mask_is_a_matrix_product(source: str, torchs: Callabl
         assert torch.equal(found.isnan().any(1), read[:, row])
 
 
+@pytest.mark.parametrize("prefer", [None, "rolling", "resident", "multi_pass"])
+def test_a_masked_product_of_three_factors_reads_nothing_outside(prefer: str | None) -> None:
+    """The factor that both sides could have keeps its mask on the side that it guards."""
+    source = "y[j,h,e] = sum[k](where(k <= j, sum[n](q[j,h,n] * r[k,h,n]) * dt[k,h] * v[k,h,e], 0))"
+    kernel = eq.compile(source, native="off", prefer=prefer)
+    q, r, v = (torch.randn(8, 3, 5) for _ in range(3))
+    dt = torch.rand(8, 3)
+    dt[6:] = -torch.inf
+    found = kernel(q=q, r=r, v=v, dt=dt)
+    assert isinstance(found, torch.Tensor) and kernel.certificate.ok
+    weights = torch.einsum("jhn,khn,kh->jhk", q, r, dt)[:6, :, :6]
+    weights = weights.masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril()[:, None], 0)
+    torch.testing.assert_close(found[:6], torch.einsum("jhk,khe->jhe", weights, v[:6]), rtol=1e-4, atol=1e-4)
+
+
 def test_a_quotient_under_a_mask_stays_behind_it() -> None:
     """What is 0 where the mask is false may be divided by 0 there."""
     kernel = eq.compile("y[i,o] = sum[k <= i](a[i,k] * (b[k,o] / c[k]))", native="off")

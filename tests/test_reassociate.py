@@ -304,3 +304,23 @@ def test_wrong_orders_are_refused(text: str, place: int, monkeypatch: pytest.Mon
 def test_terms_may_be_numbers(text: str) -> None:
     kernel = eq.compile(text, target="cpu", native="off")
     assert kernel.certificate.ok and not kernel.derivation.proof.gaps
+
+
+def test_a_term_with_more_factors_than_are_ordered_is_not_multiplied_out() -> None:
+    factors = " * ".join(f"x{n}[i,k]" for n in range(7))
+    program = parse(f"y[i] = sum[k]({factors} * (sum[j](u[i,j] * w[j,k] * z[j,k]) + b[k]))")
+    extents = dict.fromkeys(sized_axes(program), 64)
+    outputs = reassociated(replace(program, reassociate="free"), extents) or program.outputs
+    assert len(outputs) == 1
+
+
+def test_what_is_stored_twice_under_other_names_of_axes_is_stored_once() -> None:
+    text = "j: axis[k]\nA[i,j] = sum[k](where(k <= j, g[i,k], 0))\ny[i,j] = max[k](A[i,j] * A[i,k] * x[i,k])\nreturn y"
+    kernel = eq.compile(text)
+    assert sum(not buffer.is_output for buffer in kernel.loops.buffers) == 1
+    g, x = torch.randn(3, 40), torch.randn(3, 40)
+    sums = g.cumsum(1)
+    found = kernel(g=g, x=x)
+    assert isinstance(found, torch.Tensor) and kernel.certificate.ok and kernel.derivation.check().ok
+    wanted = (sums[:, :, None] * sums[:, None] * x[:, None]).amax(2)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

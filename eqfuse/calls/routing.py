@@ -1,4 +1,4 @@
-"""Chooses how a call runs: the program as written, that of sorted positions or of views of its tensors, or in chunks of an axis."""
+"""Chooses how a call runs: the program as written, that of sorted positions, of axes in chunks or of views of its tensors, or in parts of an axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from eqfuse.arguments import CallKey, Given
 from eqfuse.calls.call_cache import Calls, Routed
 from eqfuse.calls.specialization import Specialization
 from eqfuse.compiled import Asked
-from eqfuse.derived import Derived
 from eqfuse.errors import ScheduleError, VerificationError
 from eqfuse.extract import call_estimate
 from eqfuse.extract.candidates import with_outputs
@@ -23,6 +22,7 @@ from eqfuse.terms.collapse_axes import Layouts, collapse_axes, layouts
 from eqfuse.terms.integers import power_of_two
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.segments import segments
+from eqfuse.terms.split_axes import split_axes
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.differentiate.divide import ChunkedCall, Chunker
@@ -37,6 +37,7 @@ class Routes:
 
     `calls`: of the program as written.
     `sorted`: gives the routes of the program of sorted positions; None where no reduction is over positions that a key selects.
+    `in_chunks`: gives the calls of the program with axes in chunks; None where no sum over a prefix is said by them.
     `joint`: gives the calls of the program of views of tensors that lie so, which is planned for the given extents first; None
     where that is the program itself.
     `make_chunker`: makes what splits calls into chunks.
@@ -44,12 +45,13 @@ class Routes:
 
     calls: Calls
     sorted: Callable[[], Routes | None]
+    in_chunks: Callable[[], Calls | None]
     joint: Callable[[Layouts, Mapping[str, int]], Calls | None]
     make_chunker: Callable[[], Chunker] | None
     latest: ChunkedCall | None = None
     """How the last call was divided; None where it ran as a whole."""
     _chunker: Chunker | None = None
-    _is_sorted: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+    _is_sooner: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     _chunked: dict[int, tuple[Specialization, ChunkedCall | None]] = field(default_factory=dict)
 
     def routed(self, given: Given) -> Routed:
@@ -57,10 +59,12 @@ class Routes:
         that is another one."""
         calls, shapes = self.calls, self.calls.shapes
         program = shapes.derived.program
-        if shapes.prefer is not None or shapes.derived.collapsed is not None:
+        views = shapes.derived.views
+        if shapes.prefer is not None or (views is not None and views.shaped is not None):
             return calls.routed(given)
-        if shapes.derived.views is None and segments(program) is not None:
-            found = self._of_segments(given)
+        if views is None:
+            found = self._of_segments(given) if segments(program) is not None else None
+            found = found or (self._of_chunks(given) if split_axes(program) is not None else None)
             if found is not None:
                 return found
         lies = layouts(program, given.tensors)
@@ -69,12 +73,12 @@ class Routes:
         extents, _ = shapes.arguments.bound(given)
         joint = None if 0 in extents.values() else self.joint(lies, extents)
         form = None if joint is None else joint.shapes.derived.collapsed
-        views = None if form is None else form.views(given.tensors)
-        if joint is None or form is None or views is None:
+        taken_as = None if form is None else form.views(given.tensors)
+        if joint is None or form is None or taken_as is None:
             return calls.routed(given)
         gone = {part for parts in form.axes.values() for part in parts}
         sizes = {axis: size for axis, size in (given.sizes or {}).items() if axis not in gone}
-        taken = Given(views, given.scalars, sizes or None, given.numpy)
+        taken = Given(taken_as, given.scalars, sizes or None, given.numpy)
         try:
             special = joint.shapes.of(joint.shapes.arguments, taken)
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
@@ -92,15 +96,9 @@ class Routes:
         if routes is None or form is None or not form.fits(extents):
             return None
         asked = Asked(extents, dtypes, shapes.target.of(given.tensors))
-        # Lengths that are near are not priced anew.
-        near = {axis: power_of_two(extent) for axis, extent in extents.items()}
-        wanted = asked.device.name, *sorted(near.items()), *sorted(dtypes.items())
-        if wanted not in self._is_sorted:
-            if len(self._is_sorted) >= MOST_KINDS:
-                self._is_sorted.clear()
-            with shapes.lock:
-                self._is_sorted[wanted] = _is_sooner(routes.calls.shapes.derived, shapes.derived, asked)
-        if not self._is_sorted[wanted]:
+        other = routes.calls.shapes.derived
+        wanted = _kind("sorted", asked)
+        if not self._chosen(wanted, asked, lambda: compiler.predicted_sorted(other, asked)):
             return None
         as_taken = partial(form.taken, extents=extents)
         values = as_taken({**given.tensors, **given.scalars})
@@ -111,9 +109,45 @@ class Routes:
         try:
             routed = routes.routed(Given(tensors, scalars, sizes, given.numpy))
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
-            self._is_sorted[wanted] = False
+            self._is_sooner[wanted] = False
             return None
         return replace(routed, extents=extents, as_taken=as_taken)
+
+    def _of_chunks(self, given: Given) -> Routed | None:
+        """A call of the program with axes in chunks, where that is predicted to take less."""
+        shapes = self.calls.shapes
+        extents, dtypes = shapes.arguments.bound(given)
+        fits = split_axes(shapes.derived.program)
+        calls = None if fits is None or 0 in extents.values() or not fits.fits(extents) else self.in_chunks()
+        form = None if calls is None else calls.shapes.derived.split
+        if calls is None or form is None:
+            return None
+        asked, other = Asked(extents, dtypes, shapes.target.of(given.tensors)), calls.shapes.derived
+        wanted = _kind("in chunks", asked)
+        if not self._chosen(wanted, asked, lambda: compiler.predicted_in_chunks(other, asked)):
+            return None
+        own = form.extents(extents)
+        sizes = {axis: own[axis] for axis in sized_axes(form.program) if axis in own}
+        taken = Given(form.views(given.tensors), given.scalars, sizes, given.numpy)
+        try:
+            special = calls.shapes.of(calls.shapes.arguments, taken)
+        except VerificationError:  # the program as it is has a proof of its own, or tells why not
+            self._is_sooner[wanted] = False
+            return None
+        return Routed(calls, taken, special, extents, form.shapes(extents))
+
+    def _chosen(self, wanted: tuple[Any, ...], asked: Asked, other: Callable[[], float]) -> bool:
+        """Whether another program is predicted to take less than that which was written."""
+        if wanted not in self._is_sooner:
+            if len(self._is_sooner) >= MOST_KINDS:
+                self._is_sooner.clear()
+            shapes = self.calls.shapes
+            with shapes.lock:
+                try:
+                    self._is_sooner[wanted] = other() < compiler.predicted(shapes.derived, asked)
+                except (ScheduleError, OverLimit):
+                    self._is_sooner[wanted] = False
+        return self._is_sooner[wanted]
 
     def run(
         self,
@@ -153,9 +187,7 @@ class Routes:
         return found[1]
 
 
-def _is_sooner(of_segments: Derived, written: Derived, asked: Asked) -> bool:
-    """Whether the program of sorted positions is predicted to take less than that which was written."""
-    try:
-        return compiler.predicted_sorted(of_segments, asked) < compiler.predicted(written, asked)
-    except (ScheduleError, OverLimit):
-        return False
+def _kind(form: str, asked: Asked) -> tuple[Any, ...]:
+    """What calls have in common that run as the same form; lengths that are near are not priced anew."""
+    near = {axis: power_of_two(extent) for axis, extent in asked.extents.items()}
+    return form, asked.device.name, *sorted(near.items()), *sorted(asked.dtypes.items())

@@ -18,7 +18,8 @@ from eqfuse.differentiate.shares import Shares
 from eqfuse.differentiate.steps import Step, Steps, name_of
 from eqfuse.differentiate.text import needed_steps, text_of
 from eqfuse.terms.functions import CASTS
-from eqfuse.terms.nodes import REDUCTIONS, Call, Const, Expr, Load, Tensor, call, walk
+from eqfuse.terms.nodes import REDUCTIONS, Call, Const, Expr, Load, Reduce, Tensor, call, walk
+from eqfuse.terms.prefixes import Extents, scanned
 
 NOMINAL = 256
 """Positions of an axis, where costs are compared, of which the text gives no number."""
@@ -84,8 +85,10 @@ class _Saving:
     halves: Mapping[str, str]
     saves: str | None
     by_name: dict[str, Step] = field(init=False)
+    _alike: Extents = field(init=False)
 
     def __post_init__(self) -> None:
+        self._alike = self.steps.alike
         self.by_name = {step.name: step for step in self.steps.steps}
 
     def of(self, results: list[Step]) -> Saved:
@@ -276,4 +279,10 @@ class _Saving:
         return WORD * words + self._walked(needed)
 
     def _walked(self, steps: Sequence[Step]) -> int:
-        return sum(self._positions(step.loops) for step in steps if step.over)
+        return sum(self._positions(self._loops(step)) for step in steps if step.over)
+
+    def _loops(self, step: Step) -> tuple[str, ...]:
+        """The axes that a step is computed along: all prefixes of an axis are one walk."""
+        value = step.value
+        is_scan = isinstance(value, Reduce) and scanned(value, self._alike) is not None
+        return step.axes if is_scan else step.loops

@@ -40,7 +40,7 @@ from eqfuse.terms.nodes import (
     substitute_axes,
     walk,
 )
-from eqfuse.terms.prefixes import Extents, Prefix, alike, prefix_where, scanned
+from eqfuse.terms.prefixes import Prefix, prefix_where, scanned
 from eqfuse.terms.recurrences import AFFINE, SECOND
 
 ONE, ZERO = Const(1), Const(0)
@@ -74,11 +74,6 @@ class Scans:
         exprs = (output.expr for output in self.steps.program.outputs)
         self._are_some = any(isinstance(node, Call) and node.fn in ORDERS for node in walk(*exprs))
 
-    @property
-    def _alike(self) -> Extents:
-        known = alike(self.steps.program)
-        return {**known, **{axis: known.get(of, of) for axis, of in self.steps.domains.items()}}
-
     # -- states that one position makes of the one before ------------------------------------------------
 
     def back(
@@ -93,7 +88,7 @@ class Scans:
         if not (is_affine or is_second or is_extreme or step.op == "prod"):
             return None
         value = step.value
-        found = scanned(value, self._alike) if isinstance(value, Reduce) else None
+        found = scanned(value, self.steps.alike) if isinstance(value, Reduce) else None
         if found is None or found.prefix.exclusive:
             return None
         prefix, (k,) = found.prefix, step.over
@@ -209,7 +204,7 @@ class Scans:
 
     def is_never_empty(self, masks: Sequence[Expr], over: str) -> bool:
         """Whether each position that masks are of leaves one of the axis: itself."""
-        found = [prefix_where(mask, over, self._alike) for mask in masks]
+        found = [prefix_where(mask, over, self.steps.alike) for mask in masks]
         return bool(found) and all(prefix is not None and not prefix.exclusive for prefix in found)
 
     # -- sums over the positions after each ----------------------------------------------------------------
@@ -350,7 +345,7 @@ class Scans:
             if isinstance(node, Call) and node.fn == "where"
         ]
         for mask in dict.fromkeys((*term.masks, *inside)):
-            prefix = prefix_where(mask, j, self._alike)
+            prefix = prefix_where(mask, j, self.steps.alike)
             if prefix is not None:
                 yield mask, prefix
 
@@ -388,7 +383,7 @@ class Scans:
         """Whether exponents are made of what is folded from the last position on, of which the one after has one position less."""
         names = {name_of(node) for _, part in weight for node in walk(part)}
         folds = [step.value for step in self.steps.steps if step.name in names and len(step.over) == 1]
-        found = [scanned(value, self._alike) for value in folds if isinstance(value, Reduce)]
+        found = [scanned(value, self.steps.alike) for value in folds if isinstance(value, Reduce)]
         return any(each is not None and each.prefix.backwards for each in found)
 
     def _is_running_maximum(self, expr: Expr, j: str, is_ascending: bool) -> bool:
@@ -399,7 +394,7 @@ class Scans:
         if step is None or step.op != "max" or len(step.over) != 1:
             return False
         (over,) = step.over
-        found = scanned(Reduce(step.op, over, self._written(step.body, over)), self._alike)
+        found = scanned(Reduce(step.op, over, self._written(step.body, over)), self.steps.alike)
         if found is None or found.prefix.mirrored or found.prefix.at not in step.axes:
             return False
         at = index_of(expr)[step.axes.index(found.prefix.at)]

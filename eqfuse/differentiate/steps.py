@@ -39,6 +39,8 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import Texts, axes_of, parse, texts
+from eqfuse.terms.prefixes import Extents as SameExtents
+from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show
 from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.sizes import places
@@ -233,6 +235,12 @@ class Steps:
     _known: dict[tuple[object, ...], Step] = field(default_factory=dict)
     _reducing: set[str] = field(default_factory=set)
     _remainders: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    @property
+    def alike(self) -> SameExtents:
+        """The extents of axes, as prefixes compare them."""
+        known = alike(self.program)
+        return {**known, **{axis: known.get(of, of) for axis, of in self.domains.items()}}
 
     @staticmethod
     def of(

@@ -36,6 +36,7 @@ from eqfuse.terms.nodes import (
     replaced,
     transform,
     walk,
+    without_names,
 )
 from eqfuse.terms.prefixes import Extents, Prefix, Scanned, scanned
 from eqfuse.terms.types import kind
@@ -300,7 +301,7 @@ class Partition:
             for output in outputs:
                 beside |= self._find_operands(output, stored)
             stored = _read(outputs, stored)
-        reads = {r: Load(o.name, tuple(map(Axis, o.axes))) for r, o in stored.items()}
+        stored, reads = self._stored_once(stored)
         # Inner cuts first: a stored reduction may itself read stored ones, but not itself, nor what its own pass makes.
         makers = [
             replace(o, expr=replaced(r, {q: load for q, load in reads.items() if q not in beside | own}))
@@ -319,6 +320,20 @@ class Partition:
         return tuple(self._shape(cluster, [merges[each] for each in cluster.passes]) for cluster in clusters)
 
     # -- what is materialised ----------------------------------------------------------------------
+
+    def _stored_once(self, stored: Mapping[Expr, Output]) -> tuple[dict[Expr, Output], dict[Expr, Load]]:
+        """What is stored, without what another one is but for the names of axes; and how all of it is read."""
+        known: dict[object, tuple[Output, tuple[str, ...]]] = {}
+        kept, reads = dict[Expr, Output](), dict[Expr, Load]()
+        for expr, output in stored.items():
+            form, axes = without_names(expr)
+            extents = tuple(self.alike.get(axis, axis) for axis in axes)
+            first, of = known.setdefault((form, extents, output.dtype), (output, axes))
+            if first is output:
+                kept[expr] = output
+            names = dict(zip(of, axes, strict=True))
+            reads[expr] = Load(first.name, tuple(Axis(names[axis]) for axis in first.axes))
+        return kept, reads
 
     def _scanned(self, reduce: Reduce) -> Scanned | None:
         """How a reduction is a prefix. An axis of ranks is at hand as a whole, and none is walked; an empty prefix of integers has no

@@ -181,7 +181,8 @@ def contraction(product: Product, axis: str, axes_of: AxesOf, ordered: Ordered) 
             right_masks.append(factor.mask)
         else:
             return None
-    left, right, either, inside = Product(), Product(), Product(), Product()
+    left, right, inside = Product(), Product(), Product()
+    either = list[_Factor]()
     for factor in varying:
         inside = inside.times(factor.written)
         if not factor.axes <= second:
@@ -189,11 +190,16 @@ def contraction(product: Product, axis: str, axes_of: AxesOf, ordered: Ordered) 
         elif not factor.axes <= first:
             right = right.times(factor.product)
         else:
-            either = either.times(factor.product)
-    if left.load and not right.load:
-        right = right.times(either)
-    else:
-        left = left.times(either)
+            either.append(factor)
+    joins_right = left.load is not None and right.load is None
+    for factor in either:
+        # A mask of one side guards what is read on the other: on its own side a factor keeps it.
+        own = right_masks if joins_right else left_masks
+        joined = factor.written if factor.mask in own else factor.product
+        if joins_right:
+            right = right.times(joined)
+        else:
+            left = left.times(joined)
     outside = Product(
         tuple(e for e in product.over if axis not in axes_of(e)),
         tuple(e for e in product.under if axis not in axes_of(e)),

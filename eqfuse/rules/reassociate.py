@@ -458,11 +458,14 @@ class _Orders:
         for place, factor in enumerate(block.factors):
             parts = terms_of(factor) if self._is_free else _exact_as_one(terms_of(factor))
             if 1 < len(parts) <= terms:
-                yield self._multiplied_out(block, place, parts, terms - len(parts) + 1)
+                made = self._multiplied_out(block, place, parts, terms - len(parts) + 1)
+                if made is not None:
+                    yield made
 
     def _multiplied_out(
         self, block: Block, place: int, parts: Sequence[tuple[bool, Expr]], terms: int
-    ) -> Expr:
+    ) -> Expr | None:
+        """None where a term has too many factors."""
         made_of: list[tuple[bool, Expr]] = []
         for is_added, part in parts:
             inner = block_of(part)
@@ -470,7 +473,10 @@ class _Orders:
             rest = replace(block, factors=(*before, *after))
             inner = inner if inner.factors and _are_new(inner.axes, rest) else Block((part,))
             made = replace(rest.times(inner), factors=(*before, *inner.factors, *after))
-            made_of.append((is_added, min(self._orders(made, terms), key=self.cost)))
+            best = min(self._orders(made, terms), key=self.cost, default=None)
+            if best is None:
+                return None
+            made_of.append((is_added, best))
         return _total(made_of)
 
     def _contracted(self, block: Block) -> Expr:

@@ -296,6 +296,31 @@ def _substitute(expr: Expr, mapping: Mapping[str, Expr], memo: dict[Expr, Expr])
     return memo[expr]
 
 
+def without_names(expr: Expr) -> tuple[Expr, tuple[str, ...]]:
+    """An expression with numbers for the names of its axes, and its free ones in their order: two of the same form are equal but for the
+    names. Sizes keep theirs."""
+    free: dict[str, str] = {}
+    memo: dict[tuple[Expr, tuple[tuple[str, str], ...]], Expr] = {}
+
+    def visit(node: Expr, bound: Mapping[str, str]) -> Expr:
+        own = free_axes(node)
+        key = node, tuple(sorted((name, to) for name, to in bound.items() if name in own))
+        if key not in memo:
+            match node:
+                case Axis(name):
+                    found = bound.get(name) or free.setdefault(name, f"%{len(free)}")
+                    memo[key] = Axis(found)
+                case Reduce(op, axis, body):
+                    inner = f"%_{len(bound)}"
+                    memo[key] = Reduce(op, inner, visit(body, {**bound, axis: inner}))
+                case _:
+                    memo[key] = rebuild(node, tuple(visit(part, bound) for part in children(node)))
+        return memo[key]
+
+    form = visit(expr, {})
+    return form, tuple(free)
+
+
 def reductions(*roots: Expr) -> list[Reduce]:
     """Every distinct reduction in the roots, inner ones first."""
     return [node for node in walk(*roots) if isinstance(node, Reduce)]

@@ -157,30 +157,41 @@ def scanned(reduce: Reduce, extents: Extents) -> Scanned | None:
 
 @lru_cache(4096)
 def _scanned(reduce: Reduce, extents: tuple[tuple[str, int | str], ...]) -> Scanned | None:
+    axis, known = reduce.axis, dict(extents)
+    for prefix, body, inside in _parts(reduce, known):
+        whole = _of_whole(body, inside, prefix, axis, known)
+        if whole is not None:
+            return Scanned(prefix, Reduce(reduce.op, axis, whole))
+    return None
+
+
+def part_of(reduce: Reduce, extents: Extents) -> tuple[Prefix, Expr] | None:
+    """The part of its axis that a reduction is over, up to the position of another axis or from there on, and what it has of each position
+    there, which may be anything of that other position; None where it is over no such part."""
+    found = next(_parts(reduce, extents), None)
+    return found and (found[0], replaced(found[1], found[2]))
+
+
+def _parts(reduce: Reduce, extents: Extents) -> Iterator[tuple[Prefix, Expr, Mapping[Expr, Expr]]]:
+    """The same for every mask, with names in place of folds over axes of this extent: they may be prefixes too."""
     found = fold_of(reduce.op)
     if found is not None and found[0].ranks:
-        return None
-    axis, known = reduce.axis, dict(extents)
-    extent = known.get(axis, axis)
-    # Folds over axes of this extent, which may be prefixes too, stand for values meanwhile.
-    inside = [n for n in walk(reduce.body) if isinstance(n, Reduce) and known.get(n.axis, n.axis) == extent]
+        return
+    axis = reduce.axis
+    extent = extents.get(axis, axis)
+    inside = [n for n in walk(reduce.body) if isinstance(n, Reduce) and extents.get(n.axis, n.axis) == extent]
     names: dict[Expr, Expr] = {node: Local(f"%{place}", ()) for place, node in enumerate(inside)}
     body = replaced(reduce.body, names)
-    for predicate, holds, prefix in _masks(body, axis, known):
+    for predicate, holds, prefix in _masks(body, axis, extents):
         if prefix.backwards and found is not None and not found[0].commutative:
             continue
         if prefix.exclusive and found is not None and found[0].order:
             continue  # of no position, the program has the first that the mask leaves out
-        if not (
-            _leaves_nothing(reduce.op, body, predicate, not holds)
-            or (reduce.op == "max" and not prefix.exclusive and _is_below(body, predicate, not holds))
+        if _leaves_nothing(reduce.op, body, predicate, not holds) or (
+            reduce.op == "max" and not prefix.exclusive and _is_below(body, predicate, not holds)
         ):
-            continue
-        bodies = [folded(part, {predicate: holds}) for part in all_unpacked(body)]
-        whole = _of_whole(packed(bodies), {name: node for node, name in names.items()}, prefix, axis, known)
-        if whole is not None:
-            return Scanned(prefix, Reduce(reduce.op, axis, whole))
-    return None
+            bodies = [folded(part, {predicate: holds}) for part in all_unpacked(body)]
+            yield prefix, packed(bodies), {name: node for node, name in names.items()}
 
 
 def _of_whole(

@@ -207,10 +207,12 @@ def fused(
         def make() -> float | str:
             try:
                 derived = derive()
-                alone, of_segments = compiler.predicted(derived, asked), compiler.of_segments(derived)
-                if of_segments is None:
-                    return alone
-                return min(alone, compiler.predicted_sorted(of_segments, asked))
+                ways = [compiler.predicted(derived, asked)]
+                if (of_segments := compiler.of_segments(derived)) is not None:
+                    ways.append(compiler.predicted_sorted(of_segments, asked))
+                if (of_chunks := compiler.of_chunks(derived)) is not None:
+                    ways.append(compiler.predicted_in_chunks(of_chunks, asked))
+                return min(ways)
             except OverLimit:
                 raise  # with more time there may be one
             except EqfuseError as error:

@@ -137,7 +137,7 @@ def viewed_stages(
 ) -> list[Stage]:
     """Stages of a program as those of the program that it was made of, at the extents of that one's axes: the tensors are given as the
     program takes them, and what comes out has the dimensions of the other one."""
-    segments, collapsed = views.segments, views.collapsed
+    segments, shaped = views.segments, views.shaped
 
     def of_source(stage: Stage) -> Stage:
         def run(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
@@ -145,21 +145,22 @@ def viewed_stages(
                 tensors, scalars = segments.sampled(inputs.tensors, inputs.scalars, inputs.extents)
                 sizes = segments.extents(inputs.extents)
                 inputs = replace(inputs, tensors=tensors, scalars=scalars, extents=sizes)
-            if collapsed is None:
+            if shaped is None:
                 return stage.run(inputs, domain)
             taken = {
                 name: _shaped(
-                    _turned(value, partial(collapsed.order, name), domain),
-                    partial(collapsed.shape, name),
+                    _turned(value, partial(shaped.order, name), domain),
+                    partial(shaped.shape, name),
                     domain,
                 )
                 for name, value in inputs.tensors.items()
             }
-            sizes = collapsed.extents(inputs.extents)
+            sizes = shaped.extents(inputs.extents)
             made = stage.run(replace(inputs, tensors=taken, extents=sizes), domain)
-            shapes = collapsed.shapes(inputs.extents)
+            shapes = shaped.shapes(inputs.extents)
+            ranks = {output.name: len(output.axes) for output in shaped.program.outputs}
             return {
-                name: _shaped(value, partial(_split, shapes[name], len(collapsed.groups[name])), domain)
+                name: _shaped(value, partial(_as_called, shapes[name], ranks[name]), domain)
                 for name, value in made.items()
             }
 
@@ -168,8 +169,8 @@ def viewed_stages(
     return [of_source(stage) for stage in stages(views.extents(extents), number)]
 
 
-def _split(wanted: Sequence[int], collapsed: int, shape: Sequence[int]) -> tuple[int, ...]:
-    return (*shape[: len(shape) - collapsed], *wanted)
+def _as_called(wanted: Sequence[int], rank: int, shape: Sequence[int]) -> tuple[int, ...]:
+    return (*shape[: len(shape) - rank], *wanted)
 
 
 def _turned(value: Any, order: Callable[[int], tuple[int, ...]], domain: Domain) -> Any:
