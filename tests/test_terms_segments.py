@@ -311,7 +311,7 @@ def test_lengths_that_are_near_are_not_priced_anew(
 ) -> None:
     kernel, values = _large("embedding", rng)
     kernel(**values)
-    monkeypatch.setattr(routing, "_is_sooner", lambda *_: pytest.fail("priced"))
+    monkeypatch.setattr(compiler, "predicted_sorted", lambda *_: pytest.fail("priced"))
     fewer = {**values, "ids": values["ids"][:800], "x": values["x"][:800], "sizes": {"v": 3000}}
     _agrees(kernel(**fewer), kernel, fewer)
     assert "sorted positions" in str(kernel.certificate) and kernel.compilations <= 1
@@ -504,7 +504,7 @@ def _drawn(seed: int) -> tuple[str, dict[str, Any]]:
 
 
 def _check_drawn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "_is_sooner", lambda *_: True)
+    monkeypatch.setattr(routing.Routes, "_chosen", lambda *_: True)
     source, values = _drawn(seed)
     given, sizes = _apart(values)
     kernel = eq.compile(source, target="cpu", native="off")
