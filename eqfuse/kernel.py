@@ -20,7 +20,7 @@ from eqfuse.calls.routing import Routes
 from eqfuse.calls.runners import Results, Runners
 from eqfuse.calls.specialization import Specialization, Specializations
 from eqfuse.certification import Checks
-from eqfuse.compiled import Compiled, Shape
+from eqfuse.compiled import Asked, Compiled, Shape
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
 from eqfuse.errors import EqfuseError, VerificationError
@@ -580,9 +580,9 @@ class Kernel:
 
     @property
     def stream(self) -> Streamer:
-        """The derived merge as three programs: `stream.stream.update`, `.combine` and `.finish` are their texts.
+        """The derived merge as programs: `stream.stream.update`, `.combine` and `.finish` are their texts, and `.step` where outputs are prefixes.
 
-        Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have.
+        Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have, nor prefixes along it.
         """
         from eqfuse.stream.programs import stream_of
         from eqfuse.stream.streamer import Streamer
@@ -591,6 +591,9 @@ class Kernel:
             if self._stream is None:
                 general = self._general
                 plans = (general.chosen.plan, *Plans(candidate.plan for candidate in general.candidates))
+                if extents := compiler.long_prefixes(self.program):
+                    asked = Asked(extents, program_dtypes(self.program), self.device)
+                    plans = (*(c.plan for c in compiler.choose(self.derived, asked)[0]), *plans)
                 merged = [plan.kernels for plan in plans if plan.form != "written"]
                 found = stream_of(self.program, merged, self.why_not)
                 self._stream = Streamer(found, self.program, self._like, self._lock)
@@ -615,6 +618,15 @@ class Kernel:
         Arguments(self.program).all_named(unnamed)
         with undisturbed():
             return self.stream.update(state, chunk, sizes)
+
+    def step(
+        self, state: StreamState, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **chunk: Any
+    ) -> tuple[StreamState, Any]:
+        """The next state of a program of prefixes, and its outputs at the positions of a chunk, of one or more: what a call on all that the
+        stream has seen gives there. So decoding goes on from what a prompt has left."""
+        Arguments(self.program).all_named(unnamed)
+        with undisturbed():
+            return self.stream.step(state, chunk, sizes)
 
     def combine(self, left: StreamState, right: StreamState) -> StreamState:
         """The state of two adjacent parts of the axis, seen apart. Raises EqfuseError where the program reads

@@ -2,6 +2,9 @@
 
 Three texts: what a state and a chunk of the axis make, what two states make, and the outputs of a state. Each is
 compiled as any program is, so that chunks are fused too.
+
+Of prefixes a chunk has outputs itself. A fourth text makes them: at each position the update of the state before the chunk by the positions of the
+chunk up to it.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from dataclasses import dataclass, replace
 
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import KernelPlan
+from eqfuse.names import Names
 from eqfuse.rules.assignments import Assignment, combines, finishes, updates
 from eqfuse.rules.merge import Group, Merge, State
+from eqfuse.terms.folds import all_unpacked, fold_of, packed, whole_identity
 from eqfuse.terms.nodes import (
     Axis,
     Expr,
@@ -30,6 +35,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show
 from eqfuse.terms.types import kind, program_dtypes
 
@@ -40,7 +46,8 @@ there will be at the end."""
 
 @dataclass(frozen=True)
 class Stream:
-    """The three programs of a kernel's merge, as text; `states` are what a state of the stream holds."""
+    """The programs of a kernel's merge, as text; `states` are what a state of the stream holds. That of prefixes has a `step`, which gives the next
+    states and the outputs of a chunk, and no `finish`; it has no `combine` where kernels read what others store."""
 
     axis: str
     states: tuple[State, ...]
@@ -50,15 +57,16 @@ class Stream:
     finish: str
     reads_positions: bool
     reads_total: bool
+    step: str = ""
 
 
 def stream_of(
     program: Program, plans: Sequence[Sequence[KernelPlan]], why_not: Callable[[], Sequence[str]]
 ) -> Stream:
-    """The stream of a program, by the first of its plans that is one fused merge over one axis. Raises EqfuseError where none
-    is, saying why the first is not."""
+    """The stream of a program, by the first of its plans that scans prefixes, or is one fused merge over one axis. Raises EqfuseError
+    where none is, saying why the first is not."""
     first: EqfuseError | None = None
-    for kernels in plans:
+    for kernels in sorted(plans, key=lambda kernels: not _has_prefixes(kernels)):  # in their order otherwise
         try:
             return _stream_of(program, kernels, why_not)
         except EqfuseError as error:
@@ -68,6 +76,8 @@ def stream_of(
 
 
 def _stream_of(program: Program, plans: Sequence[KernelPlan], why_not: Callable[[], Sequence[str]]) -> Stream:
+    if _has_prefixes(plans):
+        return _Steps(program, plans).stream()
     groups = [plan.group for kernel in plans for plan in kernel.groups]
     if not groups:
         raise EqfuseError(
@@ -88,11 +98,18 @@ def _stream_of(program: Program, plans: Sequence[KernelPlan], why_not: Callable[
         )
         raise EqfuseError(message, hint="stream a program whose reductions fuse into one pass")
     (group,), (kernel,) = groups, plans
+    extents = alike(program)
     for output in kernel.outputs:
-        if group.axis in output.axes:
+        if extents.get(group.axis, group.axis) in {extents.get(axis, axis) for axis in output.axes}:
             message = f"{output.name!r} has a value for each position of {group.axis!r}, which a stream does not keep"
-            raise EqfuseError(message, hint="return values that do not have the streamed axis")
+            raise EqfuseError(
+                message, hint="return values that do not have the streamed axis, or prefixes along it"
+            )
     return _Writer(program, group, kernel).stream()
+
+
+def _has_prefixes(kernels: Sequence[KernelPlan]) -> bool:
+    return any(plan.group.prefix is not None for kernel in kernels for plan in kernel.groups)
 
 
 def _at_the_end(groups: Sequence[Group], kernel: KernelPlan) -> tuple[list[Group], list[KernelPlan]]:
@@ -118,24 +135,29 @@ class _Writer:
         assert group.merge is not None
         self.program, self.group, self.kernel = program, group, kernel
         self.merge: Merge = group.merge
-        self.axis = group.axis
-        self.dims = {state.name: state.dims for state in group.states}
+        self.states = group.states
+        self._begin(group.axis, frozenset([group.axis]))
+
+    def _begin(self, axis: str, streamed: frozenset[str]) -> None:
+        """`streamed` are the axes whose positions are those of a chunk, of which `axis` is one."""
+        self.axis, self.streamed = axis, streamed
+        self.dims = {state.name: state.dims for state in self.states}
         self.kinds = self._kinds()
         self.reads_positions = self.reads_total = False
         loads = [
-            node for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Load)
+            node for node in walk(*(output.expr for output in self.program.outputs)) if isinstance(node, Load)
         ]
         self.chunked = {
             (load.tensor, dimension)
             for load in loads
             for dimension, part in enumerate(load.index)
-            if part is Axis(self.axis)
+            if isinstance(part, Axis) and part.name in streamed
         }
 
     def _kinds(self) -> dict[str, str]:
         known = dict(program_dtypes(self.program))
         found: dict[str, str] = {}
-        for state in self.group.states:
+        for state in self.states:
             dtype = "i64" if kind(Reduce(state.op, self.axis, state.body), known) == "int" else "acc"
             known[state.name] = found[state.name] = dtype
         return found
@@ -198,7 +220,7 @@ class _Writer:
         heads += [f"{axis}: axis[{of}]" for axis, of in self.program.domains.items() if axis in used]
         used |= {self.program.domains.get(axis, axis) for axis in used}
         heads += [f"{axis}: axis[{count}]" for axis, count in self.program.lengths.items() if axis in used]
-        names = returned or [f"{state.name}_new" for state in self.group.states]
+        names = returned or [f"{state.name}_new" for state in self.states]
         return "\n".join([*heads, *lines, f"return {', '.join(names)}"])
 
     def _written(
@@ -233,26 +255,145 @@ class _Writer:
                     memo[node] = Load(name, tuple(map(Axis, axes))) if axes else Scalar(name)
                 case Load(tensor, index):
                     for dimension, part in enumerate(index):
-                        moves = Axis(self.axis) in list(walk(part)) or (tensor, dimension) in self.chunked
-                        if part is not Axis(self.axis) and moves:
+                        is_own = isinstance(part, Axis) and part.name in self.streamed
+                        moves = bool(free_axes(part) & self.streamed) or (tensor, dimension) in self.chunked
+                        if moves and not is_own:
                             message = f"{tensor!r} is read at {show(part)}, which may lie in another chunk"
                             raise EqfuseError(message, hint=f"read it at {self.axis}")
                     memo[node] = node
-                case Size(axis) if axis == self.axis:
+                case Size(axis) if axis in self.streamed:
                     self.reads_total = True
                     memo[node] = Scalar(TOTAL)
-                case _ if self.program.domains.get(getattr(node, "name", "")) == self.axis and isinstance(
-                    node, Axis
-                ):
+                case Axis(name) if name not in self.streamed and self.program.domains.get(name) == self.axis:
                     message = f"{self.axis!r} is walked a second time inside, which a stream cannot do"
                     raise EqfuseError(message, hint="stream a program with one pass")
                 case _:
                     memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
         found = memo[expr]
-        if Axis(self.axis) in _values(found):
-            self.reads_positions = True
-            found = _shifted(found, self.axis)
+        for axis in self.streamed:
+            if Axis(axis) in _values(found):
+                self.reads_positions = True
+                found = _shifted(found, axis)
         return found
+
+
+class _Steps(_Writer):
+    """The programs of prefixes: the kernels of a plan, one after the other, each of which has a group of prefixes or none."""
+
+    def __init__(self, program: Program, kernels: Sequence[KernelPlan]) -> None:
+        self.program, self.kernels, self.all_extents = program, kernels, alike(program)
+        self.groups: list[Group | None] = []
+        taken = Names()
+        renamed: list[dict[str, str]] = []
+        for kernel in kernels:
+            groups = [plan.group for plan in kernel.groups if plan.group.prefix is not None]
+            self.groups.append(groups[0] if groups else None)
+            names = [state.name for group in groups for state in group.states]
+            renamed.append({name: taken.fresh(name) for name in names})
+        first = next(group for group in self.groups if group is not None)
+        extent = self._extent(first.axis)
+        known = {axis for kernel in kernels for output in kernel.outputs for axis in output.axes}
+        known |= {axis for axis in self.all_extents} | {
+            group.axis for group in self.groups if group is not None
+        }
+        self.states = tuple(
+            replace(state, name=names[state.name], body=self._renamed(state.body, names))
+            for group, names in zip(self.groups, renamed, strict=True)
+            if group is not None
+            for state in group.states
+        )
+        self.names = renamed
+        self._begin(first.axis, frozenset(axis for axis in known if self._extent(axis) == extent))
+
+    def _extent(self, axis: str) -> int | str:
+        return self.all_extents.get(axis, axis)
+
+    def stream(self) -> Stream:
+        lines, exprs = list[str](), list[Expr]()
+        for kernel, group, names in zip(self.kernels, self.groups, self.names, strict=True):
+            found = self._kernel(kernel, group, names)
+            lines += found[0]
+            exprs += found[1]
+        outputs = [output.name for output in self.program.outputs]
+        following = [f"{state.name}_next" for state in self.states]
+        combine = self._combined() if len(self.kernels) == 1 else ""
+        update, step = (
+            self._text(exprs, lines, list(self.dims), [*following, *shown]) for shown in ([], outputs)
+        )
+        flags = self.reads_positions, self.reads_total
+        return Stream(self.axis, self.states, tuple(outputs), update, combine, "", *flags, step)
+
+    def _kernel(
+        self, kernel: KernelPlan, group: Group | None, names: Mapping[str, str]
+    ) -> tuple[list[str], list[Expr]]:
+        """The lines of a kernel: the states after the chunk, those at each of its positions, and what is made of these."""
+        lines, exprs, values = list[str](), list[Expr](), dict[Expr, Expr]()
+        for plan in kernel.groups:
+            if plan.group is group:
+                continue
+            for state in plan.group.states:
+                body = replaced(state.body, values)
+                if plan.group.axis in self.streamed:
+                    raise EqfuseError(
+                        f"{show(Reduce(state.op, plan.group.axis, body))} is over all of the stream",
+                        hint="stream prefixes and what is made of them",
+                    )
+                values[Local(state.name, state.dims)] = Reduce(state.op, plan.group.axis, body)
+
+        known = dict(self.dims)
+
+        def put(name: str, dims: tuple[str, ...], value: Expr, seen: Expr | None = None) -> None:
+            known[name] = dims
+            found = self._within(replaced(value, values), known)
+            exprs.append(_masked(found, seen) if seen is not None and isinstance(found, Reduce) else found)
+            lines.append(f"{_left(name, dims)} = {show(exprs[-1])}")
+
+        if group is not None:
+            prefix, merge = group.prefix, group.merge
+            assert prefix is not None and merge is not None
+            if prefix.backwards != prefix.mirrored or prefix.lag:
+                why = "before it" if prefix.lag else "after it"
+                raise EqfuseError(
+                    f"a position of {prefix.at!r} has what comes some positions {why}",
+                    hint="stream what comes up to each position",
+                )
+            seen = call("lt" if prefix.exclusive else "le", Axis(group.axis), Axis(prefix.at))
+            for suffix, at, mask in (("next", (), None), ("here", (prefix.at,), seen)):
+                made = {f"{name}_new": f"{own}_{suffix}" for name, own in names.items()}
+                for each in updates(group, merge):
+                    own = (
+                        made.get(each.name)
+                        or f"{names[each.state]}_{each.name.removeprefix(each.state + '_')}_{suffix}"
+                    )
+                    value = self._renamed(each.value, {**names, **made})
+                    made[each.name] = own
+                    put(own, (*each.dims, *at), value, mask)
+            exact = {name: f"{own}_here" for name, own in names.items()}
+            carried = dict(exact)
+            for each in finishes(group, merge):
+                exact[each.state] = f"{names[each.state]}_final"
+                put(exact[each.state], (*each.dims, prefix.at), self._renamed(each.value, carried))
+            names = exact
+        for output in kernel.outputs:
+            put(output.name, output.axes, self._renamed(output.expr, names))
+        return lines, exprs
+
+    def _combined(self) -> str:
+        group = next(group for group in self.groups if group is not None)
+        assert group.merge is not None
+        dims = {f"{name}{side}": d for name, d in self.dims.items() for side in ("_a", "_b")}
+        lines, exprs = self._written(combines(group, group.merge), dims)
+        return self._text(exprs, lines, list(dims))
+
+
+def _masked(reduce: Reduce, seen: Expr) -> Reduce:
+    """A reduction to which positions that are not seen contribute nothing."""
+    fold = fold_of(reduce.op)
+    ops = (reduce.op,) if fold is None else fold[0].ops
+    parts = zip(all_unpacked(reduce.body), map(whole_identity, ops), strict=True)
+    return Reduce(
+        reduce.op, reduce.axis, packed([call("where", seen, part, nothing) for part, nothing in parts])
+    )
 
 
 def _left(name: str, axes: Sequence[str]) -> str:

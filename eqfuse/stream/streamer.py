@@ -98,8 +98,46 @@ class Streamer:
         stop = state.stop + count
         return replace(state, stop=stop, values=self._stored(made), numpy=given.numpy, dtypes=dtypes)
 
+    def step(
+        self, state: StreamState, values: Mapping[str, Any], sizes: Mapping[str, int] | None
+    ) -> tuple[StreamState, Any]:
+        """The state with a chunk added at its end, and the outputs at the positions of the chunk."""
+        if not self.stream.step:
+            raise EqfuseError(
+                "the program has no values for positions of the stream",
+                hint="k.finish(state) gives its outputs",
+            )
+        self._check(state)
+        given = Arguments(self.program).given(values, sizes)
+        extents, dtypes = Arguments(self.program).bound(given)
+        count = extents[self.stream.axis]
+        if count == 0:
+            raise EqfuseError("the chunk has no positions", hint="step with one at least")
+        known = state.values or self._nothing(extents, given.tensors)
+        states = _scalars(known, self.stream.states)
+        made = self._called(
+            self.stream.step,
+            {**given.tensors, **given.scalars, **states, START: state.stop, TOTAL: state.total},
+        )
+        following, outputs = made[: len(states)], made[len(states) :]
+        named = dict(zip(self.stream.outputs, outputs, strict=True))
+        own = {name: tensor.dtype for name, tensor in given.tensors.items()}
+        after = replace(
+            state,
+            stop=state.stop + count,
+            values=self._stored(following),
+            numpy=given.numpy,
+            dtypes=own,
+        )
+        return after, as_given(self._typed(named, dtypes), given.numpy)
+
     def combine(self, left: StreamState, right: StreamState) -> StreamState:
         """The state of both parts, the left one first."""
+        if not self.stream.combine:
+            raise EqfuseError(
+                "states of prefixes that others read are not combined",
+                hint="step through the positions in order",
+            )
         self._check(left)
         self._check(right)
         if left.values is None or right.values is None:
@@ -121,6 +159,11 @@ class Streamer:
 
     def finish(self, state: StreamState, values: Mapping[str, Any]) -> Any:
         """The outputs of what the stream has seen, in the program's order, dtypes and kind of tensors."""
+        if not self.stream.finish:
+            raise EqfuseError(
+                "the program has values for each position of the stream",
+                hint="state, values = k.step(state, ...) gives those of a chunk",
+            )
         self._check(state)
         if state.values is None:
             raise EqfuseError("nothing was streamed: the state is empty", hint="update it with a chunk first")
@@ -139,14 +182,17 @@ class Streamer:
             extents = {axis: int(program.domains.get(axis, axis) != state.axis) for axis in axes}
             check_selections(program, extents, {})
         dtypes = program_dtypes(program) | {n: DTYPE_NAMES[dtype] for n, dtype in state.dtypes.items()}
-        typed = [
+        return as_given(self._typed(named, dtypes), state.numpy)
+
+    def _typed(self, named: Mapping[str, torch.Tensor], dtypes: Mapping[str, str]) -> list[torch.Tensor]:
+        """The outputs in the program's order and dtypes."""
+        return [
             value.to(TORCH_DTYPES[output.dtype or result_dtype(output.expr, dtypes)])
             if value.is_floating_point()
             else value
-            for output in program.outputs
+            for output in self.program.outputs
             for value in (named[output.name],)
         ]
-        return as_given(typed, state.numpy)
 
     def _check(self, state: Any) -> None:
         if not isinstance(state, StreamState) or state.axis != self.stream.axis:
