@@ -1,0 +1,122 @@
+"""What a program of the library is: a text with options, compiled once for each of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from eqfuse import Kernel, compile
+from eqfuse.errors import EqfuseError, did_you_mean
+
+ROW = "b"
+"""The axis of texts along which rows are counted: all dimensions but the last ones of a tensor, as one."""
+
+
+Shaped = Callable[[dict[str, Any], dict[str, Any]], Callable[[Any], Any]]
+"""Changes tensors and options of a call, by name; gives what changes its outputs."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """A program that is called with tensors, by position or name, and options by name.
+
+    `text(...)` is what it computes, to be changed and compiled as any other program; `kernel(...)` is what calls run, with its derivation, plan and
+    certificate. Of the tensors in `rows` all dimensions but so many last ones count as one, and those of the outputs are as theirs.
+    """
+
+    write: Callable[..., str]
+    tensors: tuple[str, ...]
+    rows: Mapping[str, int]
+    shaped: Shaped | None = None
+    _kernels: dict[str, Kernel] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.write.__doc__
+
+    @property
+    def name(self) -> str:
+        return self.write.__name__
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options, by name."""
+        return tuple(inspect.signature(self.write).parameters)[1:]
+
+    def text(self, *, given: Collection[str] | None = None, **options: Any) -> str:
+        """The program, of the tensors that are `given`: all of them by default."""
+        for name in options:
+            if name not in self.options:
+                hint = did_you_mean(name, self.options) or f"options: {' '.join(self.options) or 'none'}"
+                raise EqfuseError(f"{self.name} has no option {name!r}", hint=hint)
+        return self.write(frozenset(self.tensors if given is None else given), **options)
+
+    def kernel(self, *, given: Collection[str] | None = None, **options: Any) -> Kernel:
+        """What runs calls of these tensors and options."""
+        text = self.text(given=given, **options)
+        if text not in self._kernels:
+            self._kernels[text] = compile(text)
+        return self._kernels[text]
+
+    def __call__(self, *tensors: Any, **named: Any) -> Any:
+        if len(tensors) > len(self.tensors):
+            raise EqfuseError(
+                f"{self.name} takes {len(self.tensors)} tensors, not {len(tensors)}",
+                hint=f"tensors: {' '.join(self.tensors)}; options are given by name",
+            )
+        values = dict(zip(self.tensors, tensors, strict=False))
+        options: dict[str, Any] = {}
+        for name, value in named.items():
+            if name in values:
+                raise EqfuseError(f"{self.name} is given {name!r} twice", hint="leave one out")
+            (values if name in self.tensors else options)[name] = value
+        values = {name: value for name, value in values.items() if value is not None}
+        restored = None if self.shaped is None else self.shaped(values, options)
+        kernel = self.kernel(given=values.keys(), **options)
+        lead = self._flattened(values)
+        made = kernel(**values)
+        if lead is not None:
+            made = self._unflattened(kernel, made, lead)
+        return made if restored is None else restored(made)
+
+    def _flattened(self, values: dict[str, Any]) -> torch.Size | None:
+        """The dimensions that count as rows; the tensors are views without them afterwards."""
+        lead = None
+        for name, kept in self.rows.items():
+            value = values.get(name)
+            if value is None:
+                continue
+            if value.ndim < kept:
+                raise EqfuseError(
+                    f"{name!r} has {value.ndim} dimensions in {self.name}", hint=f"it has {kept} at least"
+                )
+            own = value.shape[: value.ndim - kept]
+            if lead is not None and own != lead:
+                raise EqfuseError(
+                    f"{name!r} has rows of shape {tuple(own)} in {self.name}, not {tuple(lead)}",
+                    hint="give tensors with the same dimensions before the last",
+                )
+            lead = own
+            values[name] = value.reshape(-1, *value.shape[value.ndim - kept :])
+        return lead
+
+    def _unflattened(self, kernel: Kernel, made: Any, lead: torch.Size) -> Any:
+        several = made if isinstance(made, tuple) else (made,)
+        found = tuple(
+            value.reshape(*lead, *value.shape[1:]) if output.axes[:1] == (ROW,) else value
+            for output, value in zip(kernel.program.outputs, several, strict=True)
+        )
+        return found if isinstance(made, tuple) else found[0]
+
+
+def op(
+    *tensors: str,
+    rows: Mapping[str, int] | None = None,
+    shaped: Shaped | None = None,
+) -> Callable[[Callable[..., str]], Op]:
+    """The op of a function that writes its text, from the names of the tensors that are given and options."""
+    return lambda write: Op(write, tensors, rows or {}, shaped)
