@@ -317,7 +317,7 @@ def test_residuals_of_halves_are_in_float32(compiled: bool) -> None:
     q, k, v = (torch.randn(1, 2, 96, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     cotangent = torch.randn(1, 2, 96, 32, dtype=torch.bfloat16)
     saving = kernel.forward(("Q", "K", "V"), dict.fromkeys("QKV", torch.bfloat16))
-    assert "lse: f32[b, h, i]" in saving.kernel.program.source
+    assert "lse_1: f32[b, h, i]" in saving.kernel.program.source
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return kernel(Q=q, K=k, V=v, scale=0.2)  # type: ignore[no-any-return]
@@ -348,3 +348,25 @@ def test_the_kernel_of_a_gradient_has_a_plan_before_any_call() -> None:
     shown = kernel.backward
     assert isinstance(shown.kernel, eq.Kernel) and not shown.kernel._shapes._compiled
     assert shown.certificate.ok and shown.plan.kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "y[b,d] = x[b,d] * rsqrt(mean[d](sq(x[b,d])) + 1e-6) * w[d]",
+        "s[b] = sum[d](x[b,d])\ny[b,d] = x[b,d] * s[b] * w[d]\nreturn y",
+        "m[b] = max[d](x[b,d])\ny[b,d] = exp(x[b,d] - m[b]) * w[d]\nreturn y, m",
+    ],
+)
+def test_outputs_have_the_dtype_that_they_have_without_a_gradient(source: str, dtype: torch.dtype) -> None:
+    """What is saved in float32 does not make outputs so that are made of it."""
+    kernel = eq.compile(source, verify=False)
+    x, w = torch.randn(4, 8).to(dtype), torch.randn(8).to(dtype)
+    plain = kernel(x=x, w=w)
+    trained = kernel(x=x.requires_grad_(), w=w.requires_grad_())
+    for one, other in zip(
+        *(made if isinstance(made, tuple) else (made,) for made in (plain, trained)), strict=True
+    ):
+        assert one.dtype == other.dtype == dtype
+        torch.testing.assert_close(one, other.detach())

@@ -107,10 +107,18 @@ class _Saving:
         self._put({name: replace(known[name], written=True) for name in saved})
         whole = text_of(self.steps, results)
         self._put({step.name: step for step in written})
-        forward = [self.by_name[name] for name in (*self.outputs.values(), *residuals)]
+        forward = [self.by_name[name] for name in self.outputs.values()]
+        kept = [self.by_name[name] for name in residuals]
+        dtypes: dict[str, str] = {}
+        if self.saves:  # of copies: a declared dtype would be that of what reads it, too
+            kept = [
+                Step(self.steps.names.numbered(each.name), each.axes, each.itself, written=True)
+                for each in kept
+            ]
+            dtypes = dict.fromkeys((each.name for each in kept), self.saves)
         outputs = tuple(name for name, step in self.outputs.items() if step in saved)
-        kept = dict.fromkeys(residuals, self.saves) if self.saves else {}
-        return Saved(text_of(self.steps, forward, dtypes=kept), backward, whole, outputs, residuals)
+        text = text_of(self.steps, [*forward, *kept], dtypes=dtypes)
+        return Saved(text, backward, whole, outputs, residuals)
 
     def _rounded(self, results: Sequence[Step], given: Collection[str]) -> dict[str, Step]:
         """The steps that several sums multiply inputs of one half precision by, in that precision: it is the one in which a
