@@ -43,6 +43,7 @@ REPORTS: Mapping[str, str] = {
     "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
     "algebra": "orders of sums and products: chosen, as written and by hand in torch; costs, times, errors; random chains",
     "scans": "prefixes and recurrences beside torch, at a length and at twice that: plans, proofs, times, errors",
+    "ops": "the programs of eqfuse.ops beside torch and torch.compile, forward and backward: times, errors",
     "keys": "reductions by key beside torch, at a number of positions and at twice that, and skewed: plans, times, errors",
     "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
     "ragged": "packed documents and paged decode on a GPU beside FlexAttention and torch's varlen attention",
@@ -59,7 +60,19 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 """The programs of benchmarks that have others than those of the papers."""
 
 OWN = frozenset(
-    {"keys", "scans", "algebra", "opinfo", "sweep", "lengths", "ragged", "models", "training", "families"}
+    {
+        "keys",
+        "ops",
+        "scans",
+        "algebra",
+        "opinfo",
+        "sweep",
+        "lengths",
+        "ragged",
+        "models",
+        "training",
+        "families",
+    }
 )
 """Benchmarks with programs of their own, which look for names themselves."""
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from eqfuse.differentiate.gradient import grad
     from eqfuse.extend.reductions import reduction
     from eqfuse.extend.rules import rule, rules
+    from eqfuse.ops.patch import patch
     from eqfuse.proof.derivation import Derivation
     from eqfuse.torch.program import from_torch
     from eqfuse.verify.equivalence import equivalent
@@ -49,6 +50,7 @@ _AT_FIRST_USE = {
     "equivalent": "verify.equivalence",
     "from_torch": "torch.program",
     "grad": "differentiate.gradient",
+    "patch": "ops.patch",
     "reduction": "extend.reductions",
     "rule": "extend.rules",
     "rules": "extend.rules",
@@ -61,8 +63,8 @@ del globals()["rules"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "torch":
-        return import_module("eqfuse.torch")
+    if name in ("ops", "torch"):
+        return import_module(f"eqfuse.{name}")
     if name not in _AT_FIRST_USE:
         raise AttributeError(f"module 'eqfuse' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"eqfuse.{_AT_FIRST_USE[name]}"), name)
@@ -192,6 +194,7 @@ __all__ = [
     "equivalent",
     "from_torch",
     "grad",
+    "patch",
     "reduction",
     "reference",
     "rule",

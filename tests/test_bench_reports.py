@@ -310,3 +310,12 @@ def test_scans(tmp_path: Path) -> None:
     assert run("scans", options, output=tmp_path / "x.json") == 0
     rows = rows_of(tmp_path / "x.json")
     assert len(rows) == 9 and all(row["proved"] and row["error"] < 1e-5 for row in rows)
+
+
+@pytest.mark.slow
+def test_ops(tmp_path: Path) -> None:
+    """Programs of the library are right and verified."""
+    options = Options(only="rms norm,contrastive", small=True, torch_compile=False)
+    assert run("ops", options, output=tmp_path / "x.json") == 0
+    rows = rows_of(tmp_path / "x.json")
+    assert len(rows) == 4 and all(row["verified"] and row["gradient_error"] < 1e-5 for row in rows)

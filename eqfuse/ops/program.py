@@ -33,6 +33,7 @@ class Op:
     rows: Mapping[str, int]
     shaped: Shaped | None = None
     _kernels: dict[str, Kernel] = field(default_factory=dict, compare=False, repr=False)
+    _latest: list[Kernel | None] = field(default_factory=lambda: [None], compare=False, repr=False)
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
@@ -46,6 +47,14 @@ class Op:
     def options(self) -> tuple[str, ...]:
         """The options, by name."""
         return tuple(inspect.signature(self.write).parameters)[1:]
+
+    @property
+    def latest(self) -> Kernel:
+        """What ran the last call, with its plan, derivation and certificate. Raises EqfuseError where there was none."""
+        (kernel,) = self._latest
+        if kernel is None:
+            raise EqfuseError(f"{self.name} was not called", hint="kernel(...) gives one for options")
+        return kernel
 
     def text(self, *, given: Collection[str] | None = None, **options: Any) -> str:
         """The program, of the tensors that are `given`: all of them by default."""
@@ -76,7 +85,7 @@ class Op:
             (values if name in self.tensors else options)[name] = value
         values = {name: value for name, value in values.items() if value is not None}
         restored = None if self.shaped is None else self.shaped(values, options)
-        kernel = self.kernel(given=values.keys(), **options)
+        kernel = self._latest[0] = self.kernel(given=values.keys(), **options)
         lead = self._flattened(values)
         made = kernel(**values)
         if lead is not None:
