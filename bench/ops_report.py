@@ -86,6 +86,15 @@ def row_of(name: str, case: Case, options: Options) -> dict[str, Any]:
     def torchs(given: dict[str, T]) -> Any:
         return case.torchs(**given)
 
+    drawn_for: dict[Any, T] = {}
+
+    def above(y: T) -> T:
+        """What comes back to an output, the same for all who compute it; it is drawn before anything is timed."""
+        kind = y.shape, y.dtype, y.device
+        if kind not in drawn_for:
+            drawn_for[kind] = drawn(*y.shape, seed=7).to(y.device, y.dtype)
+        return drawn_for[kind]
+
     def with_backward(call: Callable[[dict[str, T]], Any]) -> Callable[[dict[str, T]], tuple[Any, list[T]]]:
         def both(given: dict[str, T]) -> tuple[Any, list[T]]:
             leaves = {
@@ -94,8 +103,7 @@ def row_of(name: str, case: Case, options: Options) -> dict[str, Any]:
             }
             made = several(call(leaves))
             wanted = [t for t in leaves.values() if t.requires_grad]
-            above = [drawn(*y.shape, seed=7).to(y.device, y.dtype) for y in made]
-            return made, list(torch.autograd.grad(made, wanted, above))
+            return made, list(torch.autograd.grad(made, wanted, [above(y) for y in made]))
 
         return both
 
