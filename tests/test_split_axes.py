@@ -15,12 +15,14 @@ from eqfuse.calls.routing import Routes
 from eqfuse.compiled import Asked
 from eqfuse.devices import device_named
 from eqfuse.errors import VerificationError
+from eqfuse.loops.plan import SCANS
 from eqfuse.terms.interpreter import reference
-from eqfuse.terms.parser import parse
+from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.split_axes import chunk_of, split_axes
 from eqfuse.terms.types import program_dtypes
 from eqfuse.terms.views import Views
+from eqfuse.tile.triton.launch import interpret
 
 ATTENTION = "y[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * v[i,k,e], 0))"
 GATES = "A[i,j] = sum[k](where(k <= j, g[i,k], 0))\n"
@@ -268,3 +270,27 @@ def test_mutants_of_programs_in_chunks_are_caught(name: str) -> None:
     checked(text)
     with pytest.raises(VerificationError):
         checked(text.replace(before, after))
+
+
+@pytest.mark.parametrize("name", ["attention", "gates", "from each position on", "retention", "normalised"])
+@pytest.mark.slow(but=["gates"])
+def test_the_kernels_for_a_gpu_in_chunks(name: str) -> None:
+    """By Triton's interpreter: those that an H200 is given for long sequences."""
+    source = text_of(PROGRAMS[name])
+    made = compiler.of_chunks(eq.compile(source, verify=False).derived)
+    assert made is not None and made.split is not None
+    values = inputs(source, 96)
+    views = {key: value.contiguous() for key, value in made.split.views(values).items()}
+    long = dict.fromkeys(("j_in", "k_in", "k_1_in"), 64) | dict.fromkeys(
+        ("j_chunk", "k_chunk", "k_1_chunk"), 512
+    )
+    program = made.program
+    extents = {axis: {"i": 16, "d": 64, "e": 64, **long}[axis] for axis in sized_axes(program)}
+    compiled = compiler.pipeline(made, extents, program_dtypes(program), device_named("h200"), None)
+    assert compiled.chosen.plan.schedule in SCANS
+    emitted = compiler.emit_triton(made, compiled, "made")
+    ordered = [views[tensor.name] for tensor in program.tensors]
+    found = interpret(emitted, "made", *ordered)
+    assert isinstance(found, torch.Tensor)
+    expected = torch.from_numpy(eq.reference(source)(**values))
+    torch.testing.assert_close(found.reshape(expected.shape).double(), expected, rtol=1e-4, atol=1e-4)
