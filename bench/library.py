@@ -146,6 +146,34 @@ def attended(
     return y if gate is None else y * gate.sigmoid()
 
 
+def unsquashed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decays: torch.Tensor | None = None,
+    normalised: bool = False,
+) -> torch.Tensor:
+    """Causal attention without a softmax, through all scores; `decays` are logarithms of what they fall to: [..., i, j], or [..., i, j, d]."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
+    if decays is not None and decays.ndim == 5:
+        s = torch.einsum(
+            "bhid,bhjd,bhijd->bhij", q, k, decays.masked_fill(~seen[..., None], -torch.inf).exp()
+        )
+    else:
+        s = q @ k.transpose(-1, -2)
+        s = s if decays is None else s * decays.masked_fill(~seen, -torch.inf).exp()
+    s = s.masked_fill(~seen, 0)
+    y: torch.Tensor = s @ v
+    return y / s.sum(-1, keepdim=True) if normalised else y
+
+
+def apart(gate: torch.Tensor) -> torch.Tensor:
+    """The sums of gates between all pairs of positions, the dimension 2."""
+    sums = gate.cumsum(2)
+    return sums.unsqueeze(3) - sums.unsqueeze(2)
+
+
 def by_sigmoids(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 - torch.tensor(float(k.shape[2])).log()
@@ -378,6 +406,40 @@ def cases(sizes: Sizes) -> dict[str, Case]:
             heads,
             {"sigmoid": True, "causal": True},
             lambda q, k, v: by_sigmoids(q, k, v, causal),
+        ),
+        "linear attention": (ops.linear_attention, square, {}, unsquashed),
+        "Performer": (
+            ops.linear_attention,
+            {**square, "q": square["q"].abs(), "k": square["k"].abs()},
+            {"normalised": True},
+            lambda q, k, v: unsquashed(q, k, v, normalised=True),
+        ),
+        "RetNet": (
+            ops.linear_attention,
+            {**square, "decay": -0.1 * drawn(H).abs()},
+            {"scale": 0.5},
+            lambda q, k, v, decay: (
+                0.5
+                * unsquashed(
+                    q,
+                    k,
+                    v,
+                    (torch.arange(J, device=q.device)[:, None] - torch.arange(J, device=q.device))
+                    * decay[:, None, None],
+                )
+            ),
+        ),
+        "Mamba-2": (
+            ops.linear_attention,
+            {**square, "gate": -0.1 * drawn(B, H, J).abs()},
+            {},
+            lambda q, k, v, gate: unsquashed(q, k, v, apart(gate)),
+        ),
+        "gated linear attention": (
+            ops.linear_attention,
+            {**square, "gates": -0.1 * drawn(B, H, J, E).abs()},
+            {},
+            lambda q, k, v, gates: unsquashed(q, k, v, apart(gates)),
         ),
         "differential attention": (
             ops.differential_attention,

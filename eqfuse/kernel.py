@@ -37,6 +37,7 @@ from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
 from eqfuse.terms.collapse_axes import Layouts
 from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.split_axes import split_axes
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, deep, undisturbed
 from eqfuse.tile.modes import mode_named
@@ -838,12 +839,15 @@ class Kernel:
     @_of_last_call
     def why_not(self) -> tuple[str, ...]:
         """Why reductions could not be fused: for each the factor or condition in the way, its place in the source and
-        the rule that would have helped; what kernels store for each other, and the cheapest plan of fewer kernels. Empty
-        where all is one fused kernel."""
+        the rule that would have helped; what kernels store for each other, the cheapest plan of fewer kernels, and why an axis that may
+        be in chunks has none. Empty where all is one fused kernel."""
         from eqfuse.explain.explanation import why_not
 
+        split = split_axes(self.program) if self.derived.views is None else None
+        whole = "" if split is None else split.why_not(self._extents)
         with self._lock, self.derived.scope.entered():
-            return tuple(map(str, why_not(self.report)))
+            found = tuple(map(str, why_not(self.report)))
+        return (*found, f"not in chunks: {whole}") if whole else found
 
     @_of_last_call
     def _repr_html_(self) -> str:

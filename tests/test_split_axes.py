@@ -202,6 +202,9 @@ def test_lengths_without_chunks_run_as_they_were(n: int) -> None:
         kernel(**values).double(), torch.from_numpy(eq.reference(source)(**values)), rtol=1e-4, atol=1e-3
     )
     assert "chunk" not in str(kernel.loops)
+    assert any(
+        line.startswith("not in chunks: ") and f" has {n} positions" in line for line in kernel.why_not()
+    )
 
 
 @pytest.mark.usefixtures("in_chunks")

@@ -8,7 +8,7 @@
 Gradients, plans and certificates are those of `eq.compile(text)`; nothing in the compiler knows these programs.
 """
 
-from eqfuse.ops.attention import attention, differential_attention, paged_decode
+from eqfuse.ops.attention import attention, differential_attention, linear_attention, paged_decode
 from eqfuse.ops.gates import geglu, swiglu
 from eqfuse.ops.losses import (
     contrastive,
@@ -49,6 +49,7 @@ CATALOGUE: tuple[Op, ...] = (
     quantized_linear,
     attention,
     differential_attention,
+    linear_attention,
     paged_decode,
 )
 """Every program of the library."""
@@ -69,6 +70,7 @@ __all__ = [
     "grpo",
     "kto",
     "layer_norm",
+    "linear_attention",
     "linear_cross_entropy",
     "linear_token_log_probs",
     "op",

@@ -120,6 +120,40 @@ def differential_attention(given: frozenset[str], scale: float | None = None, ca
     return "\n".join([*lines, "y[b,h,i,e] = a1[b,h,i,e] - weight[h] * a2[b,h,i,e]", "return y"])
 
 
+@op("q", "k", "v", "decay", "gate", "gates", shaped=_grouped)
+def linear_attention(
+    given: frozenset[str], scale: float | None = None, normalised: bool = False, group: int = 1
+) -> str:
+    """Causal attention without a softmax, q: [b, heads, i, d] over k: [b, key heads, i, d] and v: [b, key heads, i, e], scores times `scale` (1): linear in the
+    length (Katharopoulos and others, 2020).
+
+    Scores fall with the distance by `decay`: [heads], logarithms that are at most 0 (RetNet, Sun and others, 2023); by the sum of `gate`: [b, heads, i] between the
+    positions (Mamba-2, Dao and Gu, 2024); or by that of `gates`: [b, heads, i, d] for each feature (gated linear attention, Yang and others, 2024).
+    `normalised` divides by the sum of the scores, which features that are positive make positive.
+    """
+    if len({"decay", "gate", "gates"} & given) == 3:  # every name, as for the text of all
+        given = given - {"decay", "gates"}
+    if len({"decay", "gate", "gates"} & given) > 1:
+        raise EqfuseError("decay, gate and gates are ways to say one thing", hint="give one of them")
+    head = f"h//{group}" if group > 1 else "h"
+    product, lines = f"q[b,h,i,d] * k[b,{head},j,d]", ["j: axis[i]"]
+    factor = "" if scale in (None, 1) else f" * {scale!r}"
+    if "gates" in given:
+        lines.append("a[b,h,i,d] = sum[j](where(j <= i, gates[b,h,j,d], 0))")
+        product += " * exp(a[b,h,i,d] - a[b,h,j,d])"
+    score = f"sum[d]({product}){factor}"
+    if "gate" in given:
+        lines.append("a[b,h,i] = sum[j](where(j <= i, gate[b,h,j], 0))")
+        score += " * exp(a[b,h,i] - a[b,h,j])"
+    if "decay" in given:
+        score += " * exp((i - j) * decay[h])"
+    lines += [
+        f"s[b,h,i,j] = where(j <= i, {score}, 0)",
+        f"y[b,h,i,e] = sum[j](s[b,h,i,j] * v[b,{head},j,e]){' / sum[j](s[b,h,i,j])' if normalised else ''}",
+    ]
+    return "\n".join([*lines, "return y"])
+
+
 def _paged(values: dict[str, Any], options: dict[str, Any]) -> Callable[[Any], Any]:
     if values["k"].ndim != 4 or values["q"].ndim != 3:
         raise EqfuseError(

@@ -95,9 +95,19 @@ class SplitAxes:
 
     def fits(self, extents: Mapping[str, int]) -> bool:
         """Whether the axes have enough chunks of enough positions."""
-        extent = next(extents[axis] for axis in self.axes if axis in extents)
-        chunk = chunk_of(extent)
-        return chunk >= SHORTEST and extent // chunk >= FEWEST
+        return not self.why_not(extents)
+
+    def why_not(self, extents: Mapping[str, int]) -> str:
+        """Why the axes have no chunks at these extents; empty where they have some."""
+        axis = next(axis for axis in self.axes if axis in extents)
+        extent, chunk = extents[axis], chunk_of(extents[axis])
+        if extent < FEWEST * SHORTEST:
+            return f"{axis} has {extent} positions, fewer than {FEWEST} chunks of {SHORTEST}"
+        if chunk < SHORTEST:
+            return f"{axis} has {extent} positions, which no number from {SHORTEST} to {CHUNK} divides"
+        return (
+            "" if extent // chunk >= FEWEST else f"{axis} has {extent // chunk} chunks, fewer than {FEWEST}"
+        )
 
     def extents(self, extents: Mapping[str, int]) -> dict[str, int]:
         """The extents of the axes of the program, from those of the source's."""
@@ -260,6 +270,14 @@ class _Splitting:
             for o in program.outputs
         ]
         tensors = tuple(map(self._tensor, program.tensors))
+        nodes = list(walk(*(output.expr for output in outputs)))
+        present = {axis for output in outputs for axis in output.axes} | {
+            a for t in tensors for a in t.axes if a
+        }
+        present |= {node.name for node in nodes if isinstance(node, Axis)}
+        present |= {node.axis for node in nodes if isinstance(node, Reduce)}
+        if not sizes_in(nodes) <= present:
+            raise _NotSplitError
         domains = {axis: of for axis, of in program.domains.items() if axis not in axes} | self.domains
         changed = replace(program, tensors=tensors, domains=domains)
         made = program_of(changed, outputs, (), {})
@@ -305,6 +323,8 @@ class _Splitting:
                 )
             case Size(axis) if axis in self.axes:
                 return call("mul", Size(self.axes[axis][0]), self._size)
+            case Size(axis):  # a copy may be there for its size alone
+                return Size(self.program.domains.get(axis, axis))
             case Axis(axis) if axis in self.axes:
                 return self._position(axis, dict(sides).get(axis, "start"))
             case Reduce(op, axis, body) if axis in self.axes:
