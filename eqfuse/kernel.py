@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -23,7 +23,7 @@ from eqfuse.certification import Checks
 from eqfuse.compiled import Asked, Compiled, Shape
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
-from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.errors import EqfuseError, ScheduleError, VerificationError
 from eqfuse.extend.define import admit, registered_in
 from eqfuse.extract.call_estimate import CallEstimate
 from eqfuse.extract.devices import Device
@@ -594,7 +594,8 @@ class Kernel:
                 plans = (general.chosen.plan, *Plans(candidate.plan for candidate in general.candidates))
                 if extents := compiler.long_prefixes(self.program):
                     asked = Asked(extents, program_dtypes(self.program), self.device)
-                    plans = (*(c.plan for c in compiler.choose(self.derived, asked)[0]), *plans)
+                    with suppress(ScheduleError, OverLimit):
+                        plans = (*(c.plan for c in compiler.choose(self.derived, asked)[0]), *plans)
                 merged = [plan.kernels for plan in plans if plan.form != "written"]
                 found = stream_of(self.program, merged, self.why_not)
                 self._stream = Streamer(found, self.program, self._like, self._lock)
