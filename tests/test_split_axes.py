@@ -297,3 +297,25 @@ def test_the_kernels_for_a_gpu_in_chunks(name: str) -> None:
     assert isinstance(found, torch.Tensor)
     expected = torch.from_numpy(eq.reference(source)(**values))
     torch.testing.assert_close(found.reshape(expected.shape).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("in_chunks")
+def test_sums_of_many_gates_lose_nothing() -> None:
+    """All kernels add the same sums of chunks, so that differences of large running sums are those of what lies between."""
+    n, generator = 16384, torch.Generator().manual_seed(0)
+    q, r, v, f = (torch.randn(1, n, 16, generator=generator) for _ in range(4))
+    f = -f.abs()
+    kernel = eq.compile(
+        "j: axis[k]\nA[i,j,d] = sum[k](where(k <= j, f[i,k,d], 0))\n"
+        "y[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d] * exp(A[i,j,d] - A[i,k,d])) * v[i,k,e], 0))\n"
+        "return y",
+        verify=False,
+        native="off",
+    )
+    found = kernel(q=q, r=r, v=v, f=f)
+    state, wanted = torch.zeros(1, 16, 16, dtype=torch.double), []
+    for t in range(n):
+        state = state * f[:, t, :, None].double().exp() + (r[:, t, :, None] * v[:, t, None]).double()
+        wanted.append((q[:, t, :, None] * state).sum(1))
+    exact = torch.stack(wanted, 1)
+    assert (found - exact).abs().max() < 2e-6 * exact.abs().max()

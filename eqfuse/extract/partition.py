@@ -366,6 +366,26 @@ class Partition:
                     stored[reduce] = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
 
         visit([output.expr for output in outputs], None)
+        self._store_summed(seen, stored)
+
+    def _store_summed(self, seen: Iterable[Reduce], stored: dict[Expr, Output]) -> None:
+        """Adds the sums that several prefixes fold at each position, one of them in a kernel of its own: then all of these fold the same numbers, and
+        differences of prefixes are what lies between."""
+        readers: dict[Expr, dict[Expr, list[Reduce]]] = {}
+        apart: set[Expr] = set()
+        for reduce in seen:
+            if reduce.op != "sum" or self._scanned(reduce) is None:
+                continue
+            own, _ = without_names(reduce)
+            apart |= {own} if reduce in stored else set()
+            for inner in frontier(reduce.body):
+                if inner.op == "sum" and self._scanned(inner) is None:
+                    readers.setdefault(without_names(inner)[0], {}).setdefault(own, []).append(inner)
+        for of in readers.values():
+            if len(of) > 1 and not apart.isdisjoint(of):
+                for inner in dict.fromkeys(each for found in of.values() for each in found):
+                    name = f"stored{len(stored) + 1}"
+                    stored.setdefault(inner, Output(name, self._laid_out(inner), inner))
 
     def _prefix(self, output: Output) -> Prefix | None:
         """The prefix that an output reads all its reductions of, in one walk along it; None where there are others, or none."""
