@@ -84,7 +84,16 @@ class Op:
                 raise EqfuseError(f"{self.name} is given {name!r} twice", hint="leave one out")
             (values if name in self.tensors else options)[name] = value
         values = {name: value for name, value in values.items() if value is not None}
-        restored = None if self.shaped is None else self.shaped(values, options)
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                raise EqfuseError(
+                    f"{name!r} is a {type(value).__name__} in {self.name}", hint="give tensors of torch"
+                )
+        try:
+            restored = None if self.shaped is None else self.shaped(values, options)
+        except KeyError as missing:
+            hint = f"tensors: {' '.join(self.tensors)}"
+            raise EqfuseError(f"{self.name} is not given {missing}", hint=hint) from None
         kernel = self._latest[0] = self.kernel(given=values.keys(), **options)
         lead = self._flattened(values)
         made = kernel(**values)
