@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from functools import cache
 
 import pytest
+import torch
 from rules_programs import UNFUSED
 
+import eqfuse as eq
 from eqfuse.compiled import Compiled
 from eqfuse.compiler import derive, emit_triton, nominal_extents, pipeline
 from eqfuse.derived import Derived
@@ -392,3 +394,15 @@ def test_a_division_by_a_norm_of_all_axes_is_in_blocks_that_triton_takes(target:
     for kernel, config in zip(found.nest.kernels, found.plan.configs, strict=True):
         blocks = [extents.get(b.axis, 2) if b.size is None else b.size for b in config.blocks]
         assert math.prod(blocks) <= 2**20, kernel.name
+
+
+def test_what_is_stored_twice_under_other_names_of_axes_is_stored_once() -> None:
+    text = "j: axis[k]\nA[i,j] = sum[k](where(k <= j, g[i,k], 0))\ny[i,j] = max[k](A[i,j] * A[i,k] * x[i,k])\nreturn y"
+    kernel = eq.compile(text)
+    assert sum(not buffer.is_output for buffer in kernel.loops.buffers) == 1
+    g, x = torch.randn(3, 40), torch.randn(3, 40)
+    sums = g.cumsum(1)
+    found = kernel(g=g, x=x)
+    assert isinstance(found, torch.Tensor) and kernel.certificate.ok and kernel.derivation.check().ok
+    wanted = (sums[:, :, None] * sums[:, None] * x[:, None]).amax(2)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

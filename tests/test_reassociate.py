@@ -312,15 +312,3 @@ def test_a_term_with_more_factors_than_are_ordered_is_not_multiplied_out() -> No
     extents = dict.fromkeys(sized_axes(program), 64)
     outputs = reassociated(replace(program, reassociate="free"), extents) or program.outputs
     assert len(outputs) == 1
-
-
-def test_what_is_stored_twice_under_other_names_of_axes_is_stored_once() -> None:
-    text = "j: axis[k]\nA[i,j] = sum[k](where(k <= j, g[i,k], 0))\ny[i,j] = max[k](A[i,j] * A[i,k] * x[i,k])\nreturn y"
-    kernel = eq.compile(text)
-    assert sum(not buffer.is_output for buffer in kernel.loops.buffers) == 1
-    g, x = torch.randn(3, 40), torch.randn(3, 40)
-    sums = g.cumsum(1)
-    found = kernel(g=g, x=x)
-    assert isinstance(found, torch.Tensor) and kernel.certificate.ok and kernel.derivation.check().ok
-    wanted = (sums[:, :, None] * sums[:, None] * x[:, None]).amax(2)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
