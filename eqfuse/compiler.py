@@ -36,9 +36,9 @@ from eqfuse.terms.collapse_axes import Layouts, with_views
 from eqfuse.terms.extents import with_computed
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
-from eqfuse.terms.nodes import Output, Program, Reassociate, Reduce, reductions
+from eqfuse.terms.nodes import Output, Program, Reassociate, Reduce
 from eqfuse.terms.parser import parse, sized_axes
-from eqfuse.terms.prefixes import alike, part_of
+from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.segments import segments
 from eqfuse.terms.split_axes import split_axes
@@ -54,9 +54,6 @@ if TYPE_CHECKING:  # loaded at first use: every start would wait for them
 
 NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
-
-LONG, SHORT = 2**20, 16
-"""Extents of the axis of a stream, and of others."""
 
 IDLE = 5
 """Fewer thread blocks than the SMs over this leave a device mostly idle."""
@@ -411,21 +408,6 @@ def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> De
             proof, claims(plan, program.strict_casts), classes, derived.scope
         )
     return derived.derivations[plan.kernels]
-
-
-def long_prefixes(program: Program) -> dict[str, int]:
-    """Extents at which a program walks its prefixes, however long other axes are beside: those of a long stream. Empty where it has none."""
-    same = alike(program)
-    found = {
-        same.get(node.axis, node.axis)
-        for node in reductions(*(output.expr for output in program.outputs))
-        if part_of(node, same) is not None
-    }
-    extents = nominal_extents(program)
-    for axis in extents:
-        if program.domains.get(axis, axis) not in program.lengths:
-            extents[axis] = LONG if same.get(axis, axis) in found else SHORT
-    return with_computed(program, extents) if found else {}
 
 
 def nominal_extents(program: Program, sizes: Mapping[str, int] | None = None) -> dict[str, int]:

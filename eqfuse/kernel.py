@@ -585,14 +585,14 @@ class Kernel:
 
         Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have, nor prefixes along it.
         """
-        from eqfuse.stream.programs import stream_of
+        from eqfuse.stream.programs import long_prefixes, stream_of
         from eqfuse.stream.streamer import Streamer
 
         with self._lock:
             if self._stream is None:
                 general = self._general
                 plans = (general.chosen.plan, *Plans(candidate.plan for candidate in general.candidates))
-                if extents := compiler.long_prefixes(self.program):
+                if extents := long_prefixes(self.program):
                     asked = Asked(extents, program_dtypes(self.program), self.device)
                     with suppress(ScheduleError, OverLimit):
                         plans = (*(c.plan for c in compiler.choose(self.derived, asked)[0]), *plans)

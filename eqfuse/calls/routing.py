@@ -19,6 +19,7 @@ from eqfuse.extract import call_estimate
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.limits import OverLimit
 from eqfuse.terms.collapse_axes import Layouts, collapse_axes, layouts
+from eqfuse.terms.extents import shapes_of
 from eqfuse.terms.integers import power_of_two
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.segments import segments
@@ -63,8 +64,7 @@ class Routes:
         if shapes.prefer is not None or (views is not None and views.shaped is not None):
             return calls.routed(given)
         if views is None:
-            found = self._of_segments(given) if segments(program) is not None else None
-            found = found or (self._of_chunks(given) if split_axes(program) is not None else None)
+            found = self._of_segments(given) or self._of_chunks(given)
             if found is not None:
                 return found
         lies = layouts(program, given.tensors)
@@ -85,11 +85,13 @@ class Routes:
             return calls.routed(given)
         if self.make_chunker is not None and joint.shapes.stored(special) > call_estimate.MUCH:
             return calls.routed(given)
-        return Routed(joint, taken, special, extents, form.shapes(extents))
+        return Routed(joint, taken, special, extents, shapes_of(program, extents))
 
     def _of_segments(self, given: Given) -> Routed | None:
         """A call of the program of sorted positions, where that is predicted to take less, its sorting included."""
         shapes = self.calls.shapes
+        if segments(shapes.derived.program) is None:
+            return None
         extents, dtypes = shapes.arguments.bound(given)
         routes = None if 0 in extents.values() else self.sorted()
         form = None if routes is None else routes.calls.shapes.derived.segments
@@ -116,9 +118,11 @@ class Routes:
     def _of_chunks(self, given: Given) -> Routed | None:
         """A call of the program with axes in chunks, where that is predicted to take less."""
         shapes = self.calls.shapes
+        split = split_axes(shapes.derived.program)
+        if split is None:
+            return None
         extents, dtypes = shapes.arguments.bound(given)
-        fits = split_axes(shapes.derived.program)
-        calls = None if fits is None or 0 in extents.values() or not fits.fits(extents) else self.in_chunks()
+        calls = None if 0 in extents.values() or not split.fits(extents) else self.in_chunks()
         form = None if calls is None else calls.shapes.derived.split
         if calls is None or form is None:
             return None
@@ -134,7 +138,7 @@ class Routes:
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
             self._is_sooner[wanted] = False
             return None
-        return Routed(calls, taken, special, extents, form.shapes(extents))
+        return Routed(calls, taken, special, extents, shapes_of(shapes.derived.program, extents))
 
     def _chosen(self, wanted: tuple[Any, ...], asked: Asked, other: Callable[[], float]) -> bool:
         """Whether another program is predicted to take less than that which was written."""

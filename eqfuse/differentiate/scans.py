@@ -38,6 +38,7 @@ from eqfuse.terms.nodes import (
     free_axes,
     replaced,
     substitute_axes,
+    total_of,
     walk,
 )
 from eqfuse.terms.prefixes import Prefix, prefix_where, scanned
@@ -452,8 +453,4 @@ def _signed(expr: Expr, j: str, k: str, sign: int = 1) -> Iterator[tuple[int, Ex
 
 
 def _total(parts: Signed) -> Expr:
-    (sign, total), *rest = sorted(parts, key=lambda part: -part[0])
-    total = total if sign > 0 else call("neg", total)
-    for each, part in rest:
-        total = call("add" if each > 0 else "sub", total, part)
-    return total
+    return total_of((sign > 0, part) for sign, part in sorted(parts, key=lambda part: -part[0]))

@@ -21,7 +21,7 @@ from eqfuse.loops.builder import Builder
 from eqfuse.loops.share import rename_locals
 from eqfuse.rules.assignments import combines, finishes, fold_of_merge, of_one, updates
 from eqfuse.rules.merge import Group, Merge
-from eqfuse.terms.folds import all_unpacked, fold_of, packed, whole_identity
+from eqfuse.terms.folds import all_unpacked, only_where, packed
 from eqfuse.terms.nodes import (
     Axis,
     Const,
@@ -65,13 +65,9 @@ class Order:
 
     def read(self, op: str, body: Expr) -> Expr:
         """What comes in to a reduction: nothing at the first iterations of a late one."""
-        parts = [self.placed(part) for part in all_unpacked(body)]
-        if not self.late:
-            return packed(parts)
-        found = fold_of(op)
-        nothing = [whole_identity(each) for each in ((op,) if found is None else found[0].ops)]
+        placed = packed([self.placed(part) for part in all_unpacked(body)])
         has_one = call("ge", Axis(self.axis), Const(self.late))
-        return packed([call("where", has_one, *each) for each in zip(parts, nothing, strict=True)])
+        return only_where(has_one, op, placed) if self.late else placed
 
     def index(self, axes: tuple[str, ...]) -> tuple[Expr, ...]:
         """Where an output of these axes is stored."""

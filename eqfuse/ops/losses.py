@@ -20,14 +20,17 @@ def _logits(given: frozenset[str], soft_cap: float | None, temperature: float = 
     return f"z[t,v] = {value}"
 
 
-def _token_losses(
+@op("logits", "label")
+def cross_entropy(
     given: frozenset[str],
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    soft_cap: float | None,
-    reduction: str,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: str = "mean",
 ) -> str:
+    """The cross-entropy of logits: [tokens, vocabulary] with labels: [tokens], of integers. Labels of `ignore_index` count for nothing; `z_loss` times
+    the square of the log-sum-exp is added (Chowdhery and others, 2022); logits are capped at `soft_cap` by a tanh (Gemma 2)."""
     if reduction not in REDUCTIONS:
         raise EqfuseError(f"reduction is {reduction!r}", hint=f"choose one of {', '.join(REDUCTIONS)}")
     own = "L[t] - where(valid[t], z[t,label[t]], 0)"
@@ -49,20 +52,6 @@ each[t] = where(valid[t], {own}, 0)
 {last[reduction]}"""
 
 
-@op("logits", "label")
-def cross_entropy(
-    given: frozenset[str],
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
-) -> str:
-    """The cross-entropy of logits: [tokens, vocabulary] with labels: [tokens], of integers. Labels of `ignore_index` count for nothing; `z_loss` times
-    the square of the log-sum-exp is added (Chowdhery and others, 2022); logits are capped at `soft_cap` by a tanh (Gemma 2)."""
-    return _token_losses(given, ignore_index, label_smoothing, z_loss, soft_cap, reduction)
-
-
 @op("x", "w", "label", "bias")
 def linear_cross_entropy(
     given: frozenset[str],
@@ -74,10 +63,15 @@ def linear_cross_entropy(
 ) -> str:
     """The same of the logits `x wᵀ + bias`, which are not stored: x: [tokens, c], w: [vocabulary, c], bias: [vocabulary] or left out (Wijmans and
     others, 2024)."""
-    return _token_losses(given, ignore_index, label_smoothing, z_loss, soft_cap, reduction)
+    return cross_entropy.write(given, ignore_index, label_smoothing, z_loss, soft_cap, reduction)
 
 
-def _log_probs(given: frozenset[str], temperature: float, soft_cap: float | None, entropy: bool) -> str:
+@op("logits", "ids")
+def token_log_probs(
+    given: frozenset[str], temperature: float = 1.0, soft_cap: float | None = None, entropy: bool = False
+) -> str:
+    """The log-probabilities of the tokens `ids`: [tokens] under logits: [tokens, vocabulary] / temperature; with `entropy` those of the
+    distributions too."""
     lines = f"""
 {_logits(given, soft_cap, temperature)}
 L[t] = logsumexp[v](z[t,v])
@@ -87,21 +81,12 @@ p[t] = z[t,ids[t]] - L[t]"""
     return lines + "\nH[t] = L[t] - sum[v](exp(z[t,v] - L[t]) * z[t,v])\nreturn p, H"
 
 
-@op("logits", "ids")
-def token_log_probs(
-    given: frozenset[str], temperature: float = 1.0, soft_cap: float | None = None, entropy: bool = False
-) -> str:
-    """The log-probabilities of the tokens `ids`: [tokens] under logits: [tokens, vocabulary] / temperature; with `entropy` those of the
-    distributions too."""
-    return _log_probs(given, temperature, soft_cap, entropy)
-
-
 @op("x", "w", "ids", "bias")
 def linear_token_log_probs(
     given: frozenset[str], temperature: float = 1.0, soft_cap: float | None = None, entropy: bool = False
 ) -> str:
     """The same of the logits `x wᵀ + bias`, which are not stored: x: [tokens, c], w: [vocabulary, c]."""
-    return _log_probs(given, temperature, soft_cap, entropy)
+    return token_log_probs.write(given, temperature, soft_cap, entropy)
 
 
 @op("student", "teacher")

@@ -192,25 +192,23 @@ def _gate_of(activation: Callable[[torch.Tensor], Any], like: torch.Tensor) -> s
 
 
 def _gated(module: Any) -> Made:
-    name = _gate_of(module.act_fn, module.down_proj.weight)
-    if name is None:
-        return "its activation is neither SiLU nor GELU"
-    op, options = GATES[name]
-
-    def forward(self: Any, x: torch.Tensor) -> Any:
-        return self.down_proj(op(self.gate_proj(x), self.up_proj(x), **options))
-
-    return name, forward
+    return _by_gate(module, module.act_fn, lambda self, x: (self.gate_proj(x), self.up_proj(x)))
 
 
 def _gated_halves(module: Any) -> Made:
-    name = _gate_of(module.activation_fn, module.down_proj.weight)
+    return _by_gate(module, module.activation_fn, lambda self, x: (self.gate_up_proj(x),))
+
+
+def _by_gate(
+    module: Any, activation: Callable[[torch.Tensor], Any], projected: Callable[..., tuple[Any, ...]]
+) -> Made:
+    name = _gate_of(activation, module.down_proj.weight)
     if name is None:
         return "its activation is neither SiLU nor GELU"
     op, options = GATES[name]
 
     def forward(self: Any, x: torch.Tensor) -> Any:
-        return self.down_proj(op(self.gate_up_proj(x), **options))
+        return self.down_proj(op(*projected(self, x), **options))
 
     return name, forward
 
@@ -234,16 +232,7 @@ def _loss(model: Any, found: Patched) -> None:
     """The loss of the next token, as models of transformers call it."""
     if not (type(model).__name__.endswith("ForCausalLM") and hasattr(model, "loss_function")):
         return
-    before = vars(model).get("_loss_function")
-
-    def back() -> None:
-        if before is None:
-            vars(model).pop("_loss_function", None)
-        else:
-            vars(model)["_loss_function"] = before
-
-    found._undo.append(back)
-    model.loss_function = next_token_loss
+    _set(found, model, "_loss_function", next_token_loss)  # what the property of the model reads
     found.replaced.append(Replaced("loss_function", "loss", "ops.cross_entropy"))
 
 
@@ -259,7 +248,8 @@ def next_token_loss(
     """The cross-entropy of logits: [batch, tokens, vocabulary] with the labels one token on, as transformers' `ForCausalLMLoss` computes it: the mean, or the
     sum over `num_items_in_batch`."""
     if shift_labels is None:
-        assert labels is not None
+        if labels is None:
+            raise EqfuseError("the loss of the next token is given no labels", hint="give labels=")
         shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     rows, label = logits.float().reshape(-1, vocab_size), shift_labels.reshape(-1).to(logits.device)
     if num_items_in_batch is None:

@@ -35,9 +35,8 @@ class Op:
     _kernels: dict[str, Kernel] = field(default_factory=dict, compare=False, repr=False)
     _latest: list[Kernel | None] = field(default_factory=lambda: [None], compare=False, repr=False)
 
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]
-        return self.write.__doc__
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.write.__doc__)
 
     @property
     def name(self) -> str:

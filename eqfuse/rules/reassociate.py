@@ -46,6 +46,7 @@ from eqfuse.terms.nodes import (
     post_order,
     rebuild,
     substitute_axes,
+    total_of,
     walk,
 )
 from eqfuse.terms.prefixes import Extents, alike, scanned
@@ -447,7 +448,7 @@ class _Orders:
             joined = call("add" if is_added == too else "sub", *rests)
             made = min(self._orders(replace(first, factors=(shared[0], joined)), 1), key=self.cost)
             rest = [(sign, self.best(part)) for n, (sign, part) in enumerate(terms) if n not in (one, other)]
-            yield _total([(is_added, made), *rest])
+            yield total_of([(is_added, made), *rest])
 
     def _orders(self, block: Block, terms: int) -> Iterator[Expr]:
         """Other orders of a block."""
@@ -477,7 +478,7 @@ class _Orders:
             if best is None:
                 return None
             made_of.append((is_added, best))
-        return _total(made_of)
+        return total_of(made_of)
 
     def _contracted(self, block: Block) -> Expr:
         """The cheapest order of all, by dynamic programming over the subsets of the factors: of each subset the product, summed
@@ -543,15 +544,6 @@ class _Orders:
         return value
 
 
-def _total(terms: Sequence[tuple[bool, Expr]]) -> Expr:
-    """What adds and subtracts these terms."""
-    (is_added, total), *rest = terms
-    total = total if is_added else call("neg", total)
-    for is_added, part in rest:
-        total = call("add" if is_added else "sub", total, part)
-    return total
-
-
 def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
     """What an expression adds and subtracts."""
     match expr:
@@ -570,7 +562,7 @@ def _exact_as_one(terms: Sequence[tuple[bool, Expr]]) -> list[tuple[bool, Expr]]
     if len(exact) < 2:
         return list(terms)
     first = exact[0][0]
-    whole = first, _total([(is_added == first, part) for is_added, part in exact])
+    whole = first, total_of([(is_added == first, part) for is_added, part in exact])
     found = [whole if term == exact[0] else term for term in terms]
     return [term for term in found if term is whole or term not in exact]
 

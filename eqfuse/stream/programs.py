@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.compiler import nominal_extents
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import KernelPlan
 from eqfuse.names import Names
 from eqfuse.rules.assignments import Assignment, combines, finishes, updates
 from eqfuse.rules.merge import Group, Merge, State
-from eqfuse.terms.folds import all_unpacked, fold_of, packed, whole_identity
+from eqfuse.terms.extents import with_computed
+from eqfuse.terms.folds import only_where
 from eqfuse.terms.nodes import (
     Axis,
     Expr,
@@ -31,13 +33,17 @@ from eqfuse.terms.nodes import (
     children,
     free_axes,
     rebuild,
+    reductions,
     replaced,
     transform,
     walk,
 )
-from eqfuse.terms.prefixes import alike
+from eqfuse.terms.prefixes import alike, part_of
 from eqfuse.terms.printer import show
 from eqfuse.terms.types import kind, program_dtypes
+
+LONG, SHORT = 2**20, 16
+"""Extents of the axis of a stream that plans are looked for at, and of others."""
 
 START, COUNT, TOTAL = "stream_start", "stream_count", "stream_total"
 """Scalars of the programs: the position of a chunk's first element, how many elements a state has seen, and how many
@@ -128,6 +134,21 @@ def _at_the_end(groups: Sequence[Group], kernel: KernelPlan) -> tuple[list[Group
                 return list(groups), [kernel]
     outputs = tuple(replace(o, expr=replaced(o.expr, values)) for o in kernel.outputs)
     return kept, [replace(kernel, outputs=outputs)]
+
+
+def long_prefixes(program: Program) -> dict[str, int]:
+    """Extents at which a program walks its prefixes, however long other axes are beside: those of a long stream. Empty where it has none."""
+    same = alike(program)
+    found = {
+        same.get(node.axis, node.axis)
+        for node in reductions(*(output.expr for output in program.outputs))
+        if part_of(node, same) is not None
+    }
+    extents = nominal_extents(program)
+    for axis in extents:
+        if program.domains.get(axis, axis) not in program.lengths:
+            extents[axis] = LONG if same.get(axis, axis) in found else SHORT
+    return with_computed(program, extents) if found else {}
 
 
 class _Writer:
@@ -290,7 +311,9 @@ class _Steps(_Writer):
             self.groups.append(groups[0] if groups else None)
             names = [state.name for group in groups for state in group.states]
             renamed.append({name: taken.fresh(name) for name in names})
-        first = next(group for group in self.groups if group is not None)
+        self.group = first = next(group for group in self.groups if group is not None)
+        assert first.merge is not None
+        self.merge = first.merge
         extent = self._extent(first.axis)
         known = {axis for kernel in kernels for output in kernel.outputs for axis in output.axes}
         known |= {axis for axis in self.all_extents} | {
@@ -316,7 +339,7 @@ class _Steps(_Writer):
             exprs += found[1]
         outputs = [output.name for output in self.program.outputs]
         following = [f"{state.name}_next" for state in self.states]
-        combine = self._combined() if len(self.kernels) == 1 else ""
+        combine = self._combine() if len(self.kernels) == 1 else ""
         update, step = (
             self._text(exprs, lines, list(self.dims), [*following, *shown]) for shown in ([], outputs)
         )
@@ -345,7 +368,9 @@ class _Steps(_Writer):
         def put(name: str, dims: tuple[str, ...], value: Expr, seen: Expr | None = None) -> None:
             known[name] = dims
             found = self._within(replaced(value, values), known)
-            exprs.append(_masked(found, seen) if seen is not None and isinstance(found, Reduce) else found)
+            if seen is not None and isinstance(found, Reduce):
+                found = Reduce(found.op, found.axis, only_where(seen, found.op, found.body))
+            exprs.append(found)
             lines.append(f"{_left(name, dims)} = {show(exprs[-1])}")
 
         if group is not None:
@@ -377,23 +402,6 @@ class _Steps(_Writer):
         for output in kernel.outputs:
             put(output.name, output.axes, self._renamed(output.expr, names))
         return lines, exprs
-
-    def _combined(self) -> str:
-        group = next(group for group in self.groups if group is not None)
-        assert group.merge is not None
-        dims = {f"{name}{side}": d for name, d in self.dims.items() for side in ("_a", "_b")}
-        lines, exprs = self._written(combines(group, group.merge), dims)
-        return self._text(exprs, lines, list(dims))
-
-
-def _masked(reduce: Reduce, seen: Expr) -> Reduce:
-    """A reduction to which positions that are not seen contribute nothing."""
-    fold = fold_of(reduce.op)
-    ops = (reduce.op,) if fold is None else fold[0].ops
-    parts = zip(all_unpacked(reduce.body), map(whole_identity, ops), strict=True)
-    return Reduce(
-        reduce.op, reduce.axis, packed([call("where", seen, part, nothing) for part, nothing in parts])
-    )
 
 
 def _left(name: str, axes: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from eqfuse.arguments import DTYPE_NAMES, Arguments, as_given
+from eqfuse.arguments import DTYPE_NAMES, Arguments, Given, as_given
 from eqfuse.devices import place_of
 from eqfuse.errors import EqfuseError
 from eqfuse.rules.merge import State
@@ -83,20 +83,8 @@ class Streamer:
     ) -> StreamState:
         """The state with a chunk of the axis added at its end."""
         self._check(state)
-        arguments = Arguments(self.program)
-        given = arguments.given(values, sizes)
-        extents = arguments.extents(given)
-        count, dtypes = extents[self.stream.axis], {n: t.dtype for n, t in given.tensors.items()}
-        known = state.values or self._nothing(extents, given.tensors)
-        if count == 0:
-            return replace(state, values=known, numpy=given.numpy, dtypes=dtypes)
-        states = _scalars(known, self.stream.states)
-        made = self._called(
-            self.stream.update,
-            {**given.tensors, **given.scalars, **states, START: state.stop, TOTAL: state.total},
-        )
-        stop = state.stop + count
-        return replace(state, stop=stop, values=self._stored(made), numpy=given.numpy, dtypes=dtypes)
+        given = Arguments(self.program).given(values, sizes)
+        return self._fed(self.stream.update, state, given, Arguments(self.program).extents(given))[0]
 
     def step(
         self, state: StreamState, values: Mapping[str, Any], sizes: Mapping[str, int] | None
@@ -110,26 +98,27 @@ class Streamer:
         self._check(state)
         given = Arguments(self.program).given(values, sizes)
         extents, dtypes = Arguments(self.program).bound(given)
-        count = extents[self.stream.axis]
-        if count == 0:
+        if extents[self.stream.axis] == 0:
             raise EqfuseError("the chunk has no positions", hint="step with one at least")
+        after, outputs = self._fed(self.stream.step, state, given, extents)
+        named = dict(zip(self.stream.outputs, outputs, strict=True))
+        return after, as_given(self._typed(named, dtypes), given.numpy)
+
+    def _fed(
+        self, text: str, state: StreamState, given: Given, extents: Mapping[str, int]
+    ) -> tuple[StreamState, tuple[torch.Tensor, ...]]:
+        """The state after a chunk that a text is called with, and what the text gives beside it."""
+        count = extents[self.stream.axis]
         known = state.values or self._nothing(extents, given.tensors)
+        dtypes = {name: tensor.dtype for name, tensor in given.tensors.items()}
+        after = replace(state, stop=state.stop + count, values=known, numpy=given.numpy, dtypes=dtypes)
+        if count == 0:
+            return after, ()
         states = _scalars(known, self.stream.states)
         made = self._called(
-            self.stream.step,
-            {**given.tensors, **given.scalars, **states, START: state.stop, TOTAL: state.total},
+            text, {**given.tensors, **given.scalars, **states, START: state.stop, TOTAL: state.total}
         )
-        following, outputs = made[: len(states)], made[len(states) :]
-        named = dict(zip(self.stream.outputs, outputs, strict=True))
-        own = {name: tensor.dtype for name, tensor in given.tensors.items()}
-        after = replace(
-            state,
-            stop=state.stop + count,
-            values=self._stored(following),
-            numpy=given.numpy,
-            dtypes=own,
-        )
-        return after, as_given(self._typed(named, dtypes), given.numpy)
+        return replace(after, values=self._stored(made[: len(states)])), made[len(states) :]
 
     def combine(self, left: StreamState, right: StreamState) -> StreamState:
         """The state of both parts, the left one first."""

@@ -140,10 +140,6 @@ class CollapsedAxes:
             found[name] = tensor
         return found
 
-    def shapes(self, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the outputs of the source."""
-        return {o.name: tuple(extents[axis] for axis in o.axes) for o in self.source.outputs}
-
 
 def _orders(layouts: Layouts) -> dict[str, tuple[int, ...]]:
     """The orders that are not those of the tensors."""

@@ -68,6 +68,20 @@ def with_computed(program: Program, extents: Mapping[str, int]) -> dict[str, int
     return found
 
 
+def axes_along(outputs: Sequence[Output], tensors: Iterable[Tensor]) -> set[str]:
+    """The axes that something runs along: outputs, reductions, positions, or declared dimensions of tensors; not those of sizes alone."""
+    nodes = list(walk(*(output.expr for output in outputs)))
+    found = {axis for output in outputs for axis in output.axes}
+    found |= {axis for tensor in tensors for axis in tensor.axes if axis}
+    found |= {node.name for node in nodes if isinstance(node, Axis)}
+    return found | {node.axis for node in nodes if isinstance(node, Reduce)}
+
+
+def shapes_of(program: Program, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the outputs of a program."""
+    return {output.name: tuple(extents[axis] for axis in output.axes) for output in program.outputs}
+
+
 def program_of(
     program: Program, outputs: Sequence[Output], added: Sequence[Tensor], sizes: Mapping[str, str]
 ) -> Program:
@@ -77,9 +91,7 @@ def program_of(
     read = {node.tensor for node in nodes if isinstance(node, Load)}
     numbers = {node.name for node in nodes if isinstance(node, Scalar)}
     tensors = tuple(t for t in program.tensors if t.name in read)
-    axes = {axis for o in outputs for axis in o.axes} | {a for t in (*tensors, *added) for a in t.axes if a}
-    axes |= {node.name for node in nodes if isinstance(node, Axis)}
-    axes |= {node.axis for node in nodes if isinstance(node, Reduce)}
+    axes = axes_along(outputs, (*tensors, *added))
     counts = {n: Scalar(sizes[n.axis]) for n in nodes if isinstance(n, Size) and n.axis not in axes}
     outputs = [replace(output, expr=replaced(output.expr, counts)) for output in outputs]
     integers = tuple(count.name for count in counts.values())

@@ -167,6 +167,13 @@ def all_unpacked(body: Expr) -> tuple[Expr, ...]:
     return (*parts, body)
 
 
+def only_where(condition: Expr, op: str, body: Expr) -> Expr:
+    """The body of a reduction, which contributes nothing where a condition does not hold."""
+    found = fold_of(op)
+    nothing = map(whole_identity, (op,) if found is None else found[0].ops)
+    return packed([call("where", condition, *each) for each in zip(all_unpacked(body), nothing, strict=True)])
+
+
 def contributions(reduce: Reduce) -> tuple[Expr, ...]:
     """What one position contributes: to every state variable of a fold, or to a built-in reduction."""
     found = fold_of(reduce.op)

@@ -333,6 +333,15 @@ def call(fn: str, *args: Expr) -> Call:
     return Call(fn, args)
 
 
+def total_of(terms: Iterable[tuple[bool, Expr]]) -> Expr:
+    """What adds the terms that are true, and subtracts the others; there is one at least."""
+    (is_added, total), *rest = terms
+    total = total if is_added else call("neg", total)
+    for is_added, part in rest:
+        total = call("add" if is_added else "sub", total, part)
+    return total
+
+
 @dataclass(frozen=True)
 class Fold:
     """`combine` gives each variable of the union, over `Local("v1", ())` of the left part and `Local("v2", ())` of

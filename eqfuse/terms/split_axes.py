@@ -28,8 +28,8 @@ import torch
 
 from eqfuse.errors import EqfuseError
 from eqfuse.names import Names
-from eqfuse.terms.extents import program_of, sizes_in
-from eqfuse.terms.folds import whole_identity
+from eqfuse.terms.extents import axes_along, program_of, sizes_in
+from eqfuse.terms.folds import only_where
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -50,6 +50,7 @@ from eqfuse.terms.nodes import (
     rebuild,
     reductions,
     substitute_axes,
+    total_of,
     transform,
     walk,
 )
@@ -141,10 +142,6 @@ class SplitAxes:
             name: tensor.view(self.shape(name, tensor.shape)) if self.dims.get(name) else tensor
             for name, tensor in tensors.items()
         }
-
-    def shapes(self, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the outputs of the source."""
-        return {o.name: tuple(extents[axis] for axis in o.axes) for o in self.source.outputs}
 
 
 @once
@@ -270,13 +267,7 @@ class _Splitting:
             for o in program.outputs
         ]
         tensors = tuple(map(self._tensor, program.tensors))
-        nodes = list(walk(*(output.expr for output in outputs)))
-        present = {axis for output in outputs for axis in output.axes} | {
-            a for t in tensors for a in t.axes if a
-        }
-        present |= {node.name for node in nodes if isinstance(node, Axis)}
-        present |= {node.axis for node in nodes if isinstance(node, Reduce)}
-        if not sizes_in(nodes) <= present:
+        if not sizes_in(output.expr for output in outputs) <= axes_along(outputs, tensors):
             raise _NotSplitError
         domains = {axis: of for axis, of in program.domains.items() if axis not in axes} | self.domains
         changed = replace(program, tensors=tensors, domains=domains)
@@ -409,7 +400,7 @@ class _Splitting:
     ) -> Expr:
         """A reduction over a prefix: that over the chunks before and that over the own one; or, said from the other side of the chunk, a sum over
         both less what the own one has beyond the position."""
-        at, none = prefix.at, whole_identity(op)
+        at = prefix.at
         (chunk, place), (at_chunk, at_place) = self.axes[axis], self.axes[at]
         before, inclusive = ("gt", "ge") if prefix.backwards else ("lt", "le")
         after, after_inclusive = ("lt", "le") if prefix.backwards else ("gt", "ge")
@@ -417,7 +408,7 @@ class _Splitting:
         rest = tuple(side for side in sides if side[0] not in (axis, at))
 
         def masked(fn: str, one: str, other: str, value: Expr) -> Expr:
-            return call("where", call(fn, Axis(one), Axis(other)), value, none)
+            return only_where(call(fn, Axis(one), Axis(other)), op, value)
 
         def own(fn: str) -> Expr:
             value = self._moved(self._visit(body, rest), chunk, at_chunk, {})
@@ -469,7 +460,7 @@ class _Apart:
                     )
                 if (True, True) not in groups:
                     factors = [call(fn, _sum_of(groups[key])) for key in sorted(groups)]
-                    return reduce(lambda left, right: call("mul", left, right), factors)
+                    return _product(factors)
         return node
 
     def _turned(self, terms: Sequence[_Term]) -> list[_Term]:
@@ -518,7 +509,7 @@ class _Term:
     @property
     def whole(self) -> Expr:
         parts = self.factors if self.value == Const(1) and self.factors else (self.value, *self.factors)
-        return reduce(lambda left, right: call("mul", left, right), parts)
+        return _product(parts)
 
 
 def _terms(expr: Expr) -> list[_Term]:
@@ -546,9 +537,10 @@ def _sum_of(terms: Iterable[_Term]) -> Expr:
         groups.setdefault(term.factors, []).append(term)
     sums: list[Expr] = []
     for factors, group in groups.items():
-        first, *rest = sorted(group, key=lambda term: -term.sign)
-        total = first.value if first.sign > 0 else call("neg", first.value)
-        for term in rest:
-            total = call("add" if term.sign > 0 else "sub", total, term.value)
-        sums.append(reduce(lambda left, right: call("mul", left, right), (total, *factors)))
-    return reduce(lambda left, right: call("add", left, right), sums) if sums else Const(0)
+        total = total_of((t.sign > 0, t.value) for t in sorted(group, key=lambda term: -term.sign))
+        sums.append(_product((total, *factors)))
+    return total_of((True, part) for part in sums) if sums else Const(0)
+
+
+def _product(factors: Iterable[Expr]) -> Expr:
+    return reduce(lambda left, right: call("mul", left, right), factors)

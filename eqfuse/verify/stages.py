@@ -14,6 +14,7 @@ from eqfuse.loops.nodes import Nest
 from eqfuse.loops.rows import written_out
 from eqfuse.loops.walk import loops_in
 from eqfuse.terms.domain import Domain
+from eqfuse.terms.extents import shapes_of
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.views import Views
 from eqfuse.tile import interpreter as tile_interpreter
@@ -157,7 +158,7 @@ def viewed_stages(
             }
             sizes = shaped.extents(inputs.extents)
             made = stage.run(replace(inputs, tensors=taken, extents=sizes), domain)
-            shapes = shaped.shapes(inputs.extents)
+            shapes = shapes_of(shaped.source, inputs.extents)
             ranks = {output.name: len(output.axes) for output in shaped.program.outputs}
             return {
                 name: _shaped(value, partial(_as_called, shapes[name], ranks[name]), domain)
