@@ -131,6 +131,28 @@ def test_known_and_bound_calls_launch_it_too(nvidia: Driver, compiling: list[str
     assert {x.data_ptr(), bound.outputs["y"].data_ptr(), 2.0} <= set(nvidia.launched[-1][-1])
 
 
+LINEAR_ATTENTION = (
+    "j: axis[k]\ny[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * v[i,k,e], 0))"
+)
+
+
+def test_calls_in_chunks_launch_the_same_each_time(nvidia: Driver, compiling: list[str]) -> None:
+    """Tensors are taken as views with one more dimension, by calls that were looked at before too."""
+    made(LINEAR_ATTENTION)(**{name: torch.randn(4, 4096, 64) for name in "qrv"})
+    kernel, nvidia.launched = made(LINEAR_ATTENTION), []
+    for count in range(1, 5):
+        tensors = {name: torch.randn(4, 4096, 64) for name in "qrv"}
+        y = kernel(**tensors)
+        assert y.shape == (4, 4096, 64)
+        pointers = {x.data_ptr() for x in (*tensors.values(), y)}
+        assert len(nvidia.launched) == count * len(kernel.plan.kernels)
+        assert pointers <= {value for launched in nvidia.launched for value in launched[-1]}
+    assert "j_chunk" in str(kernel.plan)
+    bound = kernel.bind(**tensors)
+    before = len(nvidia.launched)
+    assert bound().shape == (4, 4096, 64) and len(nvidia.launched) > before
+
+
 def test_several_kernels_share_a_call(nvidia: Driver, compiling: list[str]) -> None:
     x = torch.randn(4, 4096)
     made(SOFTMAX, prefer="split_k")(x=x)

@@ -200,8 +200,10 @@ class Calls:
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""
-        collapsed = self._derived.collapsed
-        return tensors if collapsed is None else collapsed.views(tensors) or tensors
+        derived = self._derived
+        if derived.split is not None:
+            return derived.split.views(tensors)
+        return tensors if derived.collapsed is None else derived.collapsed.views(tensors) or tensors
 
     def _call(self, special: Specialization, given: Given) -> Call | None:
         """What runs calls like one that has run; None where they have to be looked at once more."""
