@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import chain, count
 
 from eqfuse.proof.syntax import Term, number, term, transform, walk
 from eqfuse.terms.folds import PAIR, fold_of, is_ranked, packed
@@ -328,16 +329,34 @@ def _linear(root: Term) -> Mapping[str, int]:
     return {"?": 1}
 
 
-def over_where(root: Term, axis: str, where: str, extents: Extents) -> Term:
-    """`root`, its leaves looked into, with the folds over an axis, or one of the same extent, to which only those of its positions
-    add that fulfil a condition as folds over this part, in which the condition holds."""
-    wanted = part_of(opened(term("Leaf", (where,))), axis, extents)
-    if wanted is None:
-        return root
-    positions = {normal(opened(reading(k))): reading(v) for k, v in positions_of(wanted, axis).items()}
+def in_parts(root: Term, scans: Collection[tuple[str, str]], extents: Extents) -> Term:
+    """`root`, its leaves looked into, with folds to which only those of their positions add that fulfil a condition as folds over this
+    part, in which the condition holds. `scans` are axes with conditions on their positions; a fold may be over any axis of the same
+    extent. Inner folds come first."""
+    parts = [
+        (axis, where, wanted)
+        for axis, where in scans
+        if (wanted := part_of(opened(term("Leaf", (where,))), axis, extents)) is not None
+    ]
 
-    def is_alike(other: str) -> bool:
-        return extents.get(other, other) == extents.get(axis, axis)
+    def step(node: Term) -> Term:
+        if node.head != "Red" or node.words[2] != "ALL":
+            return node
+        over = node.words[1]
+        for axis, where, wanted in parts:
+            if extents.get(over, over) == extents.get(axis, axis):
+                made = _in_part(node, _with_names(where, {axis: over}), wanted, extents)
+                if made is not node:
+                    return made
+        return node
+
+    return transform(opened(root), step)
+
+
+def _in_part(fold: Term, where: str, wanted: Prefix, extents: Extents) -> Term:
+    """A fold over all of an axis as one over the part where the condition holds; itself where other positions add to it."""
+    op, over, (body,) = fold.words[0], fold.words[1], fold.args
+    positions = {normal(opened(reading(k))): reading(v) for k, v in positions_of(wanted, over).items()}
 
     def located(node: Term) -> Term:
         if node.head not in ("Local", "Add") or normal(node) not in positions:
@@ -347,11 +366,11 @@ def over_where(root: Term, axis: str, where: str, extents: Extents) -> Term:
             transform(found, lambda n: term("Red", (*n.words[:2], where), n.args) if n.head == "Red" else n)
         )
 
-    def supposed(body: Term, over: str, holds: bool) -> Term:
+    def supposed(holds: bool) -> Term:
         memo: dict[Term, Term] = {}
         for node in walk(body):
             args = tuple(memo[arg] for arg in node.args)
-            if node.head == "Red" and is_alike(node.words[1]):
+            if node.head == "Red" and extents.get(node.words[1], node.words[1]) == extents.get(over, over):
                 memo[node] = node
             elif (part := part_of(node, over, extents)) in (wanted, wanted.complement):
                 memo[node] = term("Bool", (str(holds is (part == wanted)),))
@@ -359,7 +378,7 @@ def over_where(root: Term, axis: str, where: str, extents: Extents) -> Term:
                 memo[node] = _chosen(term(node.head, node.words, args) if args != node.args else node)
         return memo[body]
 
-    def placed(body: Term) -> Term:
+    def placed(root: Term) -> Term:
         """A body with the position `at` said by the part of the axis."""
         memo: dict[Term, Term] = {}
 
@@ -372,36 +391,126 @@ def over_where(root: Term, axis: str, where: str, extents: Extents) -> Term:
                 memo[node] = found
             return memo[node]
 
-        return visit(body)
+        return visit(root)
+
+    outside, held, none = _packed(supposed(False)), supposed(True), _identity(op)
+    never = op == "max" and not wanted.exclusive and _is_below(outside[0], held, over)
+    if not never and outside[: len(none)] != none:
+        return fold
+    return term("Red", (op, over, where), (placed(held),))
+
+
+def _another(axis: str, taken: Collection[str], extents: dict[str, int | str]) -> str:
+    """Another axis of the same extent; a new one where all are taken."""
+    names = (f"{axis}_{number}" for number in count(1))
+    name = next(
+        name for name in chain(list(extents), names) if name not in taken and _fits(name, axis, extents)
+    )
+    extents[name] = extents.get(axis, axis)
+    return name
+
+
+def _fits(name: str, axis: str, extents: Extents) -> bool:
+    return name not in extents or extents[name] == extents.get(axis, axis)
+
+
+def with_axes(root: Term, names: Mapping[str, str], extents: dict[str, int | str]) -> Term:
+    """A term with other names for some of its free axes; sizes keep theirs. A fold over one of the new names is over another axis of
+    the same extent then, which is added to `extents` where there was none."""
+    memo: dict[tuple[Term, frozenset[tuple[str, str]]], Term] = {}
+
+    def visit(node: Term, names: Mapping[str, str]) -> Term:
+        key = node, frozenset(names.items())
+        if key not in memo:
+            words, inner = node.words, names
+            if node.head in ("Leaf", "Local"):
+                words = (_with_names(node.words[0], names),)
+            elif node.head == "Red":
+                op, axis, where = node.words
+                inner = {old: new for old, new in names.items() if old != axis}
+                if axis in inner.values() and not free_names(node, {}).isdisjoint(inner):
+                    taken = {*inner.values(), *free_names(node, {})}
+                    other = _another(axis, taken, extents)
+                    inner = {**inner, axis: other}
+                    axis = other
+                words = op, axis, _with_names(where, inner)
+            memo[key] = term(node.head, words, tuple(visit(each, inner) for each in node.args))
+        return memo[key]
+
+    return visit(root, names)
+
+
+def without_names(root: Term) -> Term:
+    """A term with numbers for the names of the axes that it folds over: two that differ in these alone are the same then."""
+    memo: dict[tuple[Term, frozenset[tuple[str, str]], int], Term] = {}
+
+    def visit(node: Term, names: Mapping[str, str], depth: int) -> Term:
+        key = node, frozenset(names.items()), depth
+        if key not in memo:
+            words, inner = node.words, names
+            if node.head in ("Leaf", "Local"):
+                words = (_with_names(node.words[0], names),)
+            elif node.head == "Red":
+                op, axis, where = node.words
+                inner, depth = {**names, axis: f"bound_{depth}"}, depth + 1
+                words = op, inner[axis], _with_names(where, inner)
+            memo[key] = term(node.head, words, tuple(visit(each, inner, depth) for each in node.args))
+        return memo[key]
+
+    return visit(root, {}, 0)
+
+
+MOST_EXPONENTS = 64
+"""Terms up to which an exponent is multiplied out."""
+
+
+def with_exponents_as_sums(root: Term) -> Term:
+    """A term whose exponents are sums of products, in one order of both."""
 
     def step(node: Term) -> Term:
-        if node.head != "Red" or not is_alike(node.words[1]) or node.words[2] != "ALL":
+        if node.head != "Exp":
             return node
-        op, over, (body,) = node.words[0], node.words[1], node.args
-        outside, held, none = _packed(supposed(body, over, False)), supposed(body, over, True), _identity(op)
-        never = op == "max" and not wanted.exclusive and _is_below(outside[0], held, over)
-        if not never and outside[: len(none)] != none:
-            return node
-        inside = _at_axis(held, over, axis)
-        return term("Red", (op, axis, where), (placed(inside),))
+        made = []
+        for sign, factors in _summands(node.args[0]):
+            product = reduce(lambda a, b: term("Mul", (), (a, b)), factors)
+            made.append(product if sign > 0 else term("Neg", (), (product,)))
+        made.sort(key=id)
+        return term("Exp", (), (reduce(lambda a, b: term("Add", (), (a, b)), made),))
 
     return transform(root, step)
 
 
-def _at_axis(root: Term, axis: str, to: str) -> Term:
-    """A term at the positions of another axis."""
-    if axis == to:
-        return root
+def _summands(root: Term) -> list[tuple[int, tuple[Term, ...]]]:
+    """The products that a term is the sum of, with their signs."""
+    match root.head, root.args:
+        case "Add", (a, b):
+            return _summands(a) + _summands(b)
+        case "Neg", (a,):
+            return [(-sign, factors) for sign, factors in _summands(a)]
+        case "Mul", (a, b):
+            left, right = _summands(a), _summands(b)
+            if len(left) * len(right) <= MOST_EXPONENTS:
+                return [
+                    (s * t, tuple(sorted((*one, *other), key=id))) for s, one in left for t, other in right
+                ]
+    return [(1, (root,))]
 
-    def step(node: Term) -> Term:
-        if node.head not in ("Leaf", "Local"):
-            return node
-        text = parsed(node.words[0])
-        for name in (n for n in ast.walk(text) if isinstance(n, ast.Name) and n.id == axis):
-            name.id = to
-        return term(node.head, (ast.unparse(text),))
 
-    return transform(root, step)
+def _with_names(text: str, names: Mapping[str, str]) -> str:
+    """A text with other names for axes, none of which is a size's."""
+    if not names or not any(name in text for name in names):
+        return text
+    tree = parsed(text.rstrip("'"))
+    sizes = {
+        id(arg)
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call) and ast.unparse(n.func) == "N"
+        for arg in n.args
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and id(node) not in sizes:
+            node.id = names.get(node.id, node.id)
+    return ast.unparse(tree) + "'" * (len(text) - len(text.rstrip("'")))
 
 
 def _is_below(number: Term, value: Term, axis: str) -> bool:

@@ -15,14 +15,17 @@ from eqfuse.proof.elaborate import (
     AT,
     Circular,
     expanded,
+    in_parts,
     merge_values,
     named,
     normal,
     opened,
     over_parts,
-    over_where,
     part_of,
     reading,
+    with_axes,
+    with_exponents_as_sums,
+    without_names,
 )
 from eqfuse.proof.nodes import (
     GroupProof,
@@ -129,6 +132,11 @@ def _same(left: Term, right: Term) -> bool:
     return left is right or normal(opened(left)) is normal(opened(right))
 
 
+def _canonical(root: Term) -> Term:
+    """What is the same of terms that name the axes of their folds in other ways, or multiply out exponents."""
+    return with_exponents_as_sums(without_names(normal(opened(root))))
+
+
 def _loaded(name: str, axes: Sequence[str]) -> str:
     """How a kernel reads what another has stored."""
     return f"{name}[{', '.join(axes)}]" if axes else name
@@ -150,6 +158,25 @@ def _is_named(text: str, load: Term) -> bool:
 
 def _packed(parts: Sequence[Term]) -> Term:
     return reduce(lambda behind, part: term("Apply2", (PAIR,), (part, behind)), reversed(parts))
+
+
+def _elsewhere(
+    kernel: KernelProof,
+    stored: Mapping[str, Term],
+    axes: Mapping[str, Sequence[str]],
+    extents: dict[str, int | str],
+) -> dict[str, Term]:
+    """What a kernel reads of temporaries at the positions of other axes than those that they are stored along."""
+    found: dict[str, Term] = {}
+    for text in _leaves(kernel):
+        match parsed(text.rstrip("'")):
+            case ast.Subscript(ast.Name(tensor), index) if tensor in axes and text not in stored:
+                written = index.elts if isinstance(index, ast.Tuple) else [index]
+                names = [part.id for part in written if isinstance(part, ast.Name)]
+                if len(names) == len(written) == len(axes[tensor]):
+                    own = stored[_loaded(tensor, axes[tensor])]
+                    found[text] = with_axes(own, dict(zip(axes[tensor], names, strict=True)), extents)
+    return found
 
 
 def _leaves(kernel: KernelProof) -> Iterator[str]:
@@ -178,13 +205,16 @@ class _Examiner:
         if self.proof.origin.strict_casts and not has_casts(self.program):
             raise Refused("the program", "casts are strict, and there is none in it")
         stored: dict[str, Term] = {}
+        axes: dict[str, tuple[str, ...]] = {}
         outputs = {o.name: o for o in self.proof.outputs}
         loads = self._loads()
         made: set[str] = set()
         for number, kernel in enumerate(self.proof.kernels, start=1):
             if kernel.name != f"kernel{number}":
                 raise Refused(kernel.name, f"the name of kernel {number} is kernel{number}")
-            values = self._values(kernel, stored)
+            values = self._values(
+                kernel, {**stored, **_elsewhere(kernel, stored, axes, dict(alike(self.program)))}
+            )
             for group in kernel.groups:
                 self._group(kernel, group, values)
             self._walks(kernel)
@@ -201,6 +231,7 @@ class _Examiner:
                     if len(set(output.axes)) < len(output.axes):
                         raise Refused(where, "an axis of it is named twice")
                     stored[_loaded(output.name, output.axes)] = whole
+                    axes[output.name] = output.axes
                 elif output.axes != outputs[output.name].axes:
                     raise Refused(where, "it has other axes than the output of the program")
                 elif not self._agree(whole, expanded(outputs[output.name].prepared, loads)):
@@ -229,11 +260,12 @@ class _Examiner:
         return {text: load for text, load in found.items() if _is_load(load)}
 
     def _read(self, stored: Mapping[str, Term]) -> None:
-        """That every temporary is read, as it is stored."""
+        """That every temporary is read."""
         read = {text for kernel in self.proof.kernels for text in _leaves(kernel)}
+        tensors = {text.split("[")[0] for text in read}
         for loaded in stored:
-            if loaded not in read:
-                raise Refused(loaded, "no kernel reads it so")
+            if loaded.split("[")[0] not in tensors:
+                raise Refused(loaded, "no kernel reads it")
 
     def _auxiliaries(self, kernel: KernelProof, values: Mapping[str, Term]) -> None:
         """That no output reads an auxiliary state, which has no exact value, and that the others are of the program."""
@@ -358,11 +390,12 @@ class _Examiner:
 
     def _agree(self, left: Term, right: Term) -> bool:
         """Whether terms say the same, folds over the parts of axes that kernels scan in either notation."""
-        scans = {(each.axis, each.where) for k in self.proof.kernels for each in k.walks if each.where}
-        extents = alike(self.program)
-        for axis, where in scans:
-            left, right = (over_where(opened(each), axis, where, extents) for each in (left, right))
-        return _same(left, right)
+        # what is stored may be read at the positions of other axes
+        folds = (node.words for node in walk(left) if node.head == "Red")
+        scans = {(axis, where): None for _, axis, where in folds if " " in where}
+        scans |= {(each.axis, each.where): None for k in self.proof.kernels for each in k.walks if each.where}
+        parts = (in_parts(each, scans, alike(self.program)) for each in (left, right))
+        return _same(*map(_canonical, parts))
 
 
 def _is_derived(
