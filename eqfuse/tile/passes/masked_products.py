@@ -5,19 +5,164 @@ gets through. A matrix unit multiplies all of both: it gets the finite parts, wh
 and the few products with a factor that is not finite, if there are any, are added as the masks say.
 
     x = a + dot(p where m, v)   ->   w = finite_part(v);  d = a + dot(p, w);  x = d + rest_of_dot(p where m, v)
+
+A loop that adds products of the same `v` to a state need not look at each tile: what is not finite stays in the state, which is looked at
+once, behind the loop. Where it is not finite, which is rare, the loop runs again and looks.
+
+    for k:  y[k] = a + dot(p where m, v);  s = c * s + dot(v, r)
+ -> for k:  y[k] = a + dot(p, v);          s = c * s + dot(v, r)
+    for k where some s is not finite:  y[k] = a + dot(p where m, v);  s2 = c * s2 + dot(v, r)                  rare
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from eqfuse.tile.nodes import Dot, FinitePart, Kernel, Let, NonFiniteCorrection, Stmt, TileProgram, Value
+from eqfuse.tile.nodes import (
+    Align,
+    Bound,
+    Carried,
+    Cast,
+    Constant,
+    Dot,
+    Elementwise,
+    Fill,
+    FinitePart,
+    For,
+    Kernel,
+    Let,
+    NonFiniteCorrection,
+    Op,
+    ReduceTile,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+)
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
+from eqfuse.tile.walk import defined, lets_of, ops_of, renamed
 
 
 def without_masks(program: TileProgram) -> TileProgram:
     """No `Dot` has a mask."""
-    return in_kernels(program, _kernel)
+    return in_kernels(in_kernels(program, _looked_at_once), _kernel)
+
+
+def _looked_at_once(kernel: Kernel) -> Kernel:
+    """The kernel whose loops look behind them for what is not finite, where a state shows it."""
+    ops, draft = ops_of(kernel.body), Draft(kernel)
+    body: list[Stmt] = []
+    for stmt in kernel.body:
+        states = _that_show(stmt, ops) if isinstance(stmt, For) and not stmt.rare else None
+        if not isinstance(stmt, For) or not states:
+            body.append(stmt)
+            continue
+
+        def unmasked(let: Let) -> Sequence[Stmt]:
+            match let.op:
+                case Dot() as dot:
+                    return (replace(let, op=replace(dot, left_mask=None, right_mask=None)),)
+            return (let,)
+
+        found, looks = _some_not_finite(states, draft)
+        stop = draft.new(f"{stmt.axis}_again", (), stmt.stop.dtype)
+        again = Let(stop, Elementwise("where", (found, stmt.stop, stmt.start)))
+        names = {value.name: draft.new(value.name, value.dims, value.dtype) for value in defined((stmt,))}
+        copied = renamed(stmt, names)
+        body += [replace(stmt, body=changed(stmt.body, unmasked)), *looks, again]
+        body.append(
+            replace(
+                copied,
+                stop=stop,
+                rare=True,
+                carried=tuple(
+                    Carried(new.value, old.init, new.next)
+                    for new, old in zip(copied.carried, stmt.carried, strict=True)
+                ),
+            )
+        )
+    return kernel if tuple(body) == kernel.body else draft.kernel_of(body)
+
+
+def _that_show(loop: For[Stmt], ops: Mapping[str, Op]) -> list[Value]:
+    """The states that are not finite behind a loop if an operand was not that has to be finite beside a mask; none where there is
+    an operand that no state shows, or nothing is masked."""
+    if any(isinstance(stmt, For) for stmt in loop.body) or not any(isinstance(s, Store) for s in loop.body):
+        return []
+    shown = {c.value: names for c in loop.carried if c.value.name in (names := _absorbed(c.next, ops))}
+    found: dict[Value, None] = {}
+    for let in lets_of(loop.body):
+        if isinstance(let.op, Dot):
+            sides = ((let.op.left, let.op.right_mask), (let.op.right, let.op.left_mask))
+            for side in (side for side, other_mask in sides if other_mask is not None):
+                state = next((s for s, names in shown.items() if _source(side, ops) in names), None)
+                if state is None:
+                    return []
+                found[state] = None
+    return list(found)
+
+
+def _absorbed(value: Value, ops: Mapping[str, Op]) -> set[str]:
+    """The names of the values of which no element can be infinite or NaN without some element of this one being so."""
+    found = {value.name}
+    match ops.get(value.name):
+        case Align(part) | Cast(part):
+            found |= _absorbed(part, ops)
+        case Elementwise("add" | "sub" | "mul", (left, right)):
+            found |= _absorbed(left, ops) | _absorbed(right, ops)
+        case Elementwise("where", (condition, part, other)) if isinstance(
+            _made_by(condition, ops), Bound
+        ) and _is_zero(other, ops):
+            found |= _absorbed(part, ops)  # past the end, loads give 0
+        case Dot(left, right, _, accumulator, None, None):
+            for part in (left, right, *((accumulator,) if accumulator is not None else ())):
+                found |= _absorbed(part, ops)
+    return found
+
+
+def _source(value: Value, ops: Mapping[str, Op]) -> str:
+    match ops.get(value.name):
+        case Align(part) | Cast(part):
+            return _source(part, ops)
+    return value.name
+
+
+def _made_by(value: Value, ops: Mapping[str, Op]) -> Op | None:
+    return ops.get(_source(value, ops))
+
+
+def _is_zero(value: Value, ops: Mapping[str, Op]) -> bool:
+    made = _made_by(value, ops)
+    return isinstance(made, Constant | Fill) and made.number == 0
+
+
+def _some_not_finite(states: Sequence[Value], draft: Draft) -> tuple[Value, list[Let]]:
+    """Whether a state is infinite or NaN somewhere, and what says so."""
+    lets: list[Let] = []
+    every: Value | None = None
+    for state in states:
+        part = draft.new(f"{state.name}_finite", state.dims, state.dtype)
+        differs = draft.new(f"{state.name}_not_finite", state.dims, "bool")
+        found = draft.new(f"{state.name}_places", state.dims, "i32")
+        lets += [
+            Let(part, FinitePart(state)),
+            Let(differs, Elementwise("ne", (part, state))),
+            Let(found, Cast(differs, False)),
+        ]
+        for axis in reversed(state.dims):
+            left = draft.new(f"{state.name}_some", tuple(d for d in found.dims if d != axis), "i32")
+            lets.append(Let(left, ReduceTile("max", found, axis)))
+            found = left
+        if every is not None:
+            both = draft.new("some", (), "i32")
+            lets.append(Let(both, Elementwise("maximum", (every, found))))
+            found = both
+        every = found
+    assert every is not None
+    zero, some = draft.new("none", (), "i32"), draft.new("is_not_finite", (), "bool")
+    lets += [Let(zero, Constant(0)), Let(some, Elementwise("gt", (every, zero)))]
+    return some, lets
 
 
 def _kernel(kernel: Kernel) -> Kernel:
