@@ -3,7 +3,7 @@
     sum[j](p[i,j] * sum[e](g[i,e] * v[j,e]))  =  sum[e](g[i,e] * sum[j](p[i,j] * v[j,e]))  =  sum[e](g[i,e] * y[i,e])
 
 where `y[i,e] = sum[j](p[i,j] * v[j,e])` is known. What stands inside is matched as products of factors, whatever the
-names of the axes are.
+names of the axes are. Factors that are products themselves count as what they multiply, and under a mask as what is in it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class KnownSum:
     term: Monomial
 
     @staticmethod
-    def of(step: Step, name: str) -> KnownSum | None:
+    def of(step: Step, name: str, by_name: Mapping[str, Step]) -> KnownSum | None:
         """What a step sums, where that is a product; it is read as `name`."""
         if step.op != "sum":
             return None
-        return KnownSum(name, step.axes, step.over, _term(step.body))
+        return KnownSum(name, step.axes, step.over, _multiplied(_term(step.body), by_name))
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ def interchanged(
     """A sum made of a known one; None where there is none in it. Sums that are factors of it count as what they sum."""
     if step.op != "sum":
         return None
-    own = _Sum(step.over, _term(step.body))
-    for whole in (own, *_expansions(own, step, steps, by_name)):
+    own = _Sum(step.over, _multiplied(_term(step.body), by_name))
+    for opened, whole in (("", own), *_expansions(own, step, steps, by_name)):
         for candidate in known:
-            found = _with(whole, candidate)
+            found = None if candidate.name == opened else _with(whole, candidate)
             if found is not None:
                 value = _guarded(found.term)
                 over = tuple(axis for axis in found.over if axis in free_axes(value))
@@ -83,6 +83,20 @@ def _term(body: Expr) -> Monomial:
             return product(body)
 
 
+def _multiplied(term: Monomial, by_name: Mapping[str, Step]) -> Monomial:
+    """A product with what its factors multiply in their place."""
+    for factor, exponent in term.powers.items():
+        inner = by_name.get(name_of(factor) or "")
+        if exponent != 1 or inner is None or inner.op:
+            continue
+        made = _term(inner.body)
+        if len(made.powers) > 1 or made.masks:
+            at = dict(zip(inner.axes, index_of(factor), strict=True))
+            made = made.mapped(lambda expr, at=at: substitute_axes(expr, at))  # type: ignore[misc]
+            return _multiplied(term.with_factors_of(factor, made), by_name)
+    return term
+
+
 def _guarded(term: Monomial) -> Expr:
     value = written(replace(term, masks=()))
     for mask in reversed(term.masks):
@@ -90,8 +104,10 @@ def _guarded(term: Monomial) -> Expr:
     return value
 
 
-def _expansions(whole: _Sum, step: Step, steps: Steps, by_name: Mapping[str, Step]) -> Iterator[_Sum]:
-    """The sum, with what one of its factors sums put for that factor."""
+def _expansions(
+    whole: _Sum, step: Step, steps: Steps, by_name: Mapping[str, Step]
+) -> Iterator[tuple[str, _Sum]]:
+    """The sum, with what one of its factors sums put for that factor, whose name comes first."""
     for factor, exponent in whole.term.powers.items():
         inner = by_name.get(name_of(factor) or "")
         if exponent != 1 or inner is None or inner.op != "sum":
@@ -99,10 +115,10 @@ def _expansions(whole: _Sum, step: Step, steps: Steps, by_name: Mapping[str, Ste
         apart = {axis: steps.another(axis) for axis in inner.over if axis in step.loops}
         at: dict[str, Expr] = dict(zip(inner.axes, index_of(factor), strict=True))
         at |= {axis: Axis(name) for axis, name in apart.items()}
-        term = _term(inner.body).mapped(lambda expr, at=at: substitute_axes(expr, at))  # type: ignore[misc]
+        term = _multiplied(_term(inner.body), by_name).mapped(lambda expr, at=at: substitute_axes(expr, at))  # type: ignore[misc]
         rest = whole.term.times(Monomial(UNIT.number, {factor: -1}))
         over = (*whole.over, *(apart.get(axis, axis) for axis in inner.over))
-        yield _Sum(over, rest.times(term))
+        yield inner.name, _Sum(over, rest.times(term))
 
 
 def _with(whole: _Sum, known: KnownSum) -> _Sum | None:

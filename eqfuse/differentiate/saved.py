@@ -149,24 +149,47 @@ class _Saving:
     # -- what is read instead ------------------------------------------------------------------------
 
     def _interchanged(self, results: list[Step]) -> list[Step]:
-        known = list(self._known_sums())
+        known = list(self._known_sums(results))
         if not known:
             return results
-        found = [
-            interchanged(step, self.steps, self.by_name, known) if not self._is_forward(step) else None
-            for step in (*self.steps.steps, *results)
-        ]
-        count = len(self.steps.steps)
-        self._put({step.name: step for step in found[:count] if step is not None})
-        return [new or old for new, old in zip(found[count:], results, strict=True)]
+        found: list[Step | None] = []
+        for step in (*self.steps.steps, *results):
+            made = None
+            if not self._is_forward(step):
+                others = [each for each in known if not self._reaches(each.name, step.name)]
+                made = interchanged(step, self.steps, self.by_name, others)
+            found.append(made)
+            if made is not None and made.name in self.by_name:
+                self._put({made.name: made})
+        return [new or old for new, old in zip(found[len(self.steps.steps) :], results, strict=True)]
 
-    def _known_sums(self) -> Iterator[KnownSum]:
-        """The sums that outputs are."""
+    def _reaches(self, name: str, other: str) -> bool:
+        """Whether a step is made of another one, or is it."""
+        return any(step.name == other for step in needed_steps(self.by_name, [self.by_name[name]]))
+
+    def _known_sums(self, results: Sequence[Step]) -> Iterator[KnownSum]:
+        """The sums that results are made of, and outputs."""
+        for made in self._sums_of(results):
+            known = KnownSum.of(made, made.name, self.by_name)
+            if known is not None and not self._is_forward(made):
+                yield known
         for name in self._outputs():
             step = self._sum_of(self.by_name[name])
-            known = None if step is None else KnownSum.of(step, name)
+            known = None if step is None else KnownSum.of(step, name, self.by_name)
             if known is not None:
                 yield replace(known, axes=self.by_name[name].axes)
+
+    def _sums_of(self, results: Sequence[Step]) -> list[Step]:
+        """The outermost reductions of the steps that results are made of."""
+        found: dict[str, Step] = {}
+        left = list(results)
+        while left:
+            step = left.pop(0)
+            if step.op and step.name in self.by_name:
+                found[step.name] = step
+            elif not step.op:
+                left += [self.by_name[name] for name in self._read_by(step)]
+        return list(found.values())
 
     def _outputs(self) -> list[str]:
         """The outputs that may be saved, which have the names of their steps."""
@@ -227,7 +250,7 @@ class _Saving:
         return [name for name in names if name in self.by_name and name != step.name]
 
     def _is_worth_saving(self, step: Step) -> bool:
-        if not self._is_forward(step) or not self._is_real(step.name):
+        if not self._is_forward(step) or not self._is_real(step.name) or self._is_of_pairs(step):
             return False
         needed = needed_steps(self.by_name, [step])
         cost, own = self._walked(needed), self._positions(step.axes)
@@ -238,6 +261,21 @@ class _Saving:
         # A position of nothing is an error: what has none to give is not asked for one.
         is_total = all(each.op in TOTAL for each in needed)
         return is_total and own < self._largest() and 2 * WORD * own < cost
+
+    def _is_of_pairs(self, step: Step) -> bool:
+        """Whether a step has a value for each two positions of an axis that prefixes are along: what is read up to each one takes a time
+        linear in them."""
+        axes = [self._alike.get(axis, axis) for axis in step.axes]
+        twice = {axis for axis in axes if axes.count(axis) > 1}
+        return bool(twice) and any(
+            self._alike.get(each.over[0], each.over[0]) in twice and self._is_scan(each)
+            for each in self.steps.steps
+            if each.over
+        )
+
+    def _is_scan(self, step: Step) -> bool:
+        value = step.value
+        return isinstance(value, Reduce) and scanned(value, self._alike) is not None
 
     def _is_real(self, name: str) -> bool:
         return self.steps.dtypes.get(name) == "f32"
@@ -291,6 +329,4 @@ class _Saving:
 
     def _loops(self, step: Step) -> tuple[str, ...]:
         """The axes that a step is computed along: all prefixes of an axis are one walk."""
-        value = step.value
-        is_scan = isinstance(value, Reduce) and scanned(value, self._alike) is not None
-        return step.axes if is_scan else step.loops
+        return step.axes if self._is_scan(step) else step.loops

@@ -45,9 +45,11 @@ from eqfuse.terms.nodes import (
     free_axes,
     post_order,
     rebuild,
+    reductions,
     substitute_axes,
     total_of,
     walk,
+    without_names,
 )
 from eqfuse.terms.prefixes import Extents, alike, scanned
 from eqfuse.terms.types import kind, program_dtypes
@@ -114,9 +116,13 @@ def cheapest(
 ) -> tuple[Output, ...]:
     """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out.
     `dtypes` say which inputs are integers, and may be positions; what is made of `constants` alone costs nothing; a sum over a prefix
-    costs what a scan does, of axes that have the `same` extents."""
+    costs what a scan does, of axes that have the `same` extents. What an output before makes, but for the names of axes, costs nothing."""
     orders = _Orders(extents, is_free, dtypes, constants, same)
-    return tuple(replace(output, expr=orders.best(output.expr)) for output in outputs)
+    found: list[Output] = []
+    for output in outputs:
+        found.append(replace(output, expr=orders.best(output.expr)))
+        orders.share(found[-1].expr)
+    return tuple(found)
 
 
 def visited(
@@ -380,6 +386,19 @@ class _Orders:
         self._are_constant: dict[Expr, bool] = {}
         self._is_free = is_free
         self._best: dict[Expr, Expr] = {}
+        self._shared: set[object] = set()
+        self._forms: dict[Expr, object] = {}
+
+    def share(self, expr: Expr) -> None:
+        """Makes the reductions of an expression free for what is ordered from now on."""
+        self._shared |= {self._form(node) for node in reductions(expr)}
+
+    def _form(self, expr: Expr) -> object:
+        """What is the same for expressions that differ in the names of axes."""
+        if expr not in self._forms:
+            form, axes = without_names(expr)
+            self._forms[expr] = form, tuple((self._same or {}).get(axis, axis) for axis in axes)
+        return self._forms[expr]
 
     def best(self, expr: Expr) -> Expr:
         """The expression, its blocks in the order that costs least."""
@@ -390,7 +409,7 @@ class _Orders:
 
     def cost(self, *exprs: Expr) -> float:
         """Elements that the reductions of expressions visit, each once, and that they leave for others to read."""
-        nodes = [n for n in post_order(exprs, self._parts) if not self._is_constant(n)]
+        nodes = [n for n in post_order(exprs, self._parts) if not self._costs_nothing(n)]
         inner = {node.body for node in nodes if isinstance(node, Reduce) and isinstance(node.body, Reduce)}
         found = sum(self._size(free_axes(expr)) for expr in exprs)
         for node in nodes:
@@ -407,7 +426,12 @@ class _Orders:
         return free_axes(fold.body) - ({scan.prefix.at} if scan is not None else frozenset())
 
     def _parts(self, expr: Expr) -> tuple[Expr, ...]:
-        return () if self._is_constant(expr) else children(expr)
+        return () if self._costs_nothing(expr) else children(expr)
+
+    def _costs_nothing(self, expr: Expr) -> bool:
+        """Whether an expression is computed anyway, or once for all calls."""
+        is_shared = bool(self._shared) and isinstance(expr, Reduce) and self._form(expr) in self._shared
+        return is_shared or self._is_constant(expr)
 
     def _is_constant(self, expr: Expr) -> bool:
         """Whether an expression is made of constants alone: it is computed once, for all calls."""
