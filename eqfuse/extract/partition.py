@@ -32,6 +32,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     children,
     free_axes,
+    rebuild,
     reductions,
     replaced,
     transform,
@@ -54,6 +55,12 @@ of its reader's own work."""
 
 WHOLE_LIMIT = 512
 """Positions of an axis that one block can keep for a state (an accumulator's columns)."""
+
+MUCH_LESS = 16
+"""How many times as many positions an output has as a prefix that is stored for it, which each block would make again."""
+
+MOST_STATES = 2**15
+"""Numbers of a state that one block folds at each position of a walk."""
 
 INNER_LIMIT = 4096
 """Positions of an axis that a cascade inside another loop's body may keep whole."""
@@ -250,7 +257,8 @@ class Partition:
     factors of products that were cast are stored in that dtype instead of being made by every block; with
     `stores_statistics`, every reduction that is no larger than what it reads, and that blocks would compute again, or that
     at most `few` blocks would compute, which leave the device mostly idle. With `scans`, prefixes are scanned: each has a kernel
-    that stores it, or the output that alone reads it. `alike` are the extents of axes, as far as two have the same, `dtypes`
+    that stores it, or the output that alone reads it; with `at_positions`, short folds beside it are made anew at each position of its
+    walk, so that its states are in that kernel alone. `alike` are the extents of axes, as far as two have the same, `dtypes`
     those of tensors and scalars."""
 
     order: Sequence[str]
@@ -264,6 +272,7 @@ class Partition:
     stores_statistics: bool = False
     few: int = 0
     scans: bool = False
+    at_positions: bool = False
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
@@ -281,6 +290,7 @@ class Partition:
             variants.append(replace(self, lift_limit=WHOLE_LIMIT))
         if any(self._scanned(r) for r in reductions(*(o.expr for o in outputs))):
             variants.append(replace(self, scans=True))
+            variants.append(replace(self, scans=True, at_positions=True, recompute_share=math.inf))
         return list(dict.fromkeys(variant.clusters(outputs) for variant in variants))
 
     def walking(self) -> Partition:
@@ -292,6 +302,8 @@ class Partition:
         limits.check()
         stored: dict[Expr, Output] = {}
         seen: set[tuple[Expr, frozenset[str], bool]] = set()
+        if self.at_positions:
+            outputs = self._read_elsewhere(outputs, stored)
         if self.scans:
             self._find_scans(outputs, stored)
         for output in outputs:
@@ -301,7 +313,7 @@ class Partition:
             for output in outputs:
                 beside |= self._find_operands(output, stored)
             stored = _read(outputs, stored)
-        stored, reads = self._stored_once(stored)
+        stored, reads = self._stored_once(stored, [*stored, *(output.expr for output in outputs)])
         # Inner cuts first: a stored reduction may itself read stored ones, but not itself, nor what its own pass makes.
         makers = [
             replace(o, expr=replaced(r, {q: load for q, load in reads.items() if q not in beside | own}))
@@ -321,19 +333,76 @@ class Partition:
 
     # -- what is materialised ----------------------------------------------------------------------
 
-    def _stored_once(self, stored: Mapping[Expr, Output]) -> tuple[dict[Expr, Output], dict[Expr, Load]]:
+    def _stored_once(
+        self, stored: Mapping[Expr, Output], exprs: Sequence[Expr]
+    ) -> tuple[dict[Expr, Output], dict[Expr, Load]]:
         """What is stored, without what another one is but for the names of axes; and how all of it is read."""
         known: dict[object, tuple[Output, tuple[str, ...]]] = {}
+        read_as: dict[object, tuple[Output, tuple[str, ...]]] = {}
         kept, reads = dict[Expr, Output](), dict[Expr, Load]()
         for expr, output in stored.items():
-            form, axes = without_names(expr)
-            extents = tuple(self.alike.get(axis, axis) for axis in axes)
-            first, of = known.setdefault((form, extents, output.dtype), (output, axes))
+            form, axes = self._form(expr)
+            first, of = known.setdefault((form, output.dtype), (output, axes))
+            read_as.setdefault(form, (first, of))
             if first is output:
                 kept[expr] = output
             names = dict(zip(of, axes, strict=True))
             reads[expr] = Load(first.name, tuple(Axis(names[axis]) for axis in first.axes))
+        if self.at_positions:
+            tags = self._tags(exprs)
+            for reduce in reductions(*exprs):
+                form, axes = self._form(reduce)
+                if reduce not in reads and reduce not in tags and form in read_as:
+                    first, of = read_as[form]
+                    names = dict(zip(of, axes, strict=True))
+                    reads[reduce] = Load(first.name, tuple(Axis(names[axis]) for axis in first.axes))
         return kept, reads
+
+    def _tags(self, exprs: Sequence[Expr]) -> set[Reduce]:
+        """The prefixes that others along the same axis read, which are states of one walk with them."""
+        found: set[Reduce] = set()
+        for reduce in reductions(*exprs):
+            if (own := self._scanned(reduce)) is not None:
+                found |= {
+                    inner
+                    for inner in reductions(reduce.body)
+                    if (s := self._scanned(inner)) is not None and s.prefix == own.prefix
+                }
+        return found
+
+    def _read_elsewhere(self, outputs: Sequence[Output], stored: dict[Expr, Output]) -> list[Output]:
+        """Adds what outputs round of a walk where others read it too, under whatever names of axes; the outputs that read it stored."""
+        walked = [output for output in outputs if self._prefix(output) is not None]
+        known: dict[object, tuple[Output, tuple[str, ...]]] = {}
+        for output in walked:
+            made = output.expr
+            while isinstance(made, Call) and made.fn in CASTS:
+                (made,) = made.args
+            is_fold = not isinstance(made, Reduce) or self._scanned(made) is None
+            if is_fold and set(output.axes) == free_axes(made):
+                form, axes = self._form(made)
+                known.setdefault(form, (replace(output, expr=made), axes))
+        memo: dict[Expr, Expr] = {}
+
+        def visit(node: Expr) -> Expr:
+            if node not in memo:
+                form, axes = self._form(node) if isinstance(node, Call | Reduce) else (None, ())
+                if form in known:
+                    made, names = known[form]
+                    at = dict(zip(names, axes, strict=True))
+                    kept = Output(f"stored{len(stored) + 1}", made.axes, made.expr)
+                    name = stored.setdefault(made.expr, kept).name
+                    memo[node] = Load(name, tuple(Axis(at[axis]) for axis in made.axes))
+                else:
+                    memo[node] = rebuild(node, tuple(map(visit, children(node))))
+            return memo[node]
+
+        return [output if output in walked else replace(output, expr=visit(output.expr)) for output in outputs]
+
+    def _form(self, expr: Expr) -> tuple[object, tuple[str, ...]]:
+        """What is the same for expressions that differ in the names of axes, and the axes that they are read at."""
+        form, axes = without_names(expr)
+        return (form, tuple(self.alike.get(axis, axis) for axis in axes)), axes
 
     def _scanned(self, reduce: Reduce) -> Scanned | None:
         """How a reduction is a prefix. An axis of ranks is at hand as a whole, and none is walked; an empty prefix of integers has no
@@ -361,11 +430,33 @@ class Partition:
                 if reduce in seen:
                     continue
                 seen.add(reduce)
-                visit([reduce.body], found)
-                if whole or (found is not None and not shares and reduce not in kept):
-                    stored[reduce] = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
+                made = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
+                walked = self.at_positions and found is None and self._prefix(made) is not None
+                if walked:
+                    walk_along([reduce])
+                else:
+                    visit([reduce.body], found)
+                if whole or walked or (found is not None and not shares and reduce not in kept):
+                    stored[reduce] = replace(made, name=f"stored{len(stored) + 1}")
 
-        visit([output.expr for output in outputs], None)
+        def walk_along(exprs: Sequence[Expr]) -> None:
+            prefixes = self._prefixes(exprs)
+            beside = [replaced(expr, dict.fromkeys(prefixes, Const(0))) for expr in exprs]
+            for reduce in reductions(*beside) if self.at_positions else ():
+                if self._scanned(reduce) is not None and reduce not in stored:
+                    made = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
+                    if MUCH_LESS * self._positions(reduce) <= max(map(self._positions, exprs)):
+                        stored[reduce] = made
+            for reduce in prefixes:
+                if reduce in kept or exprs[0] is not reduce:
+                    seen.add(reduce)
+                    visit([reduce.body], self._scanned(reduce))
+
+        for output in outputs:
+            if output in apart or not kept.issuperset(self._prefixes([output.expr])):
+                visit([output.expr], None)
+            else:
+                walk_along([output.expr])
         self._store_summed(seen, stored)
 
     def _store_summed(self, seen: Iterable[Reduce], stored: dict[Expr, Output]) -> None:
@@ -379,6 +470,8 @@ class Partition:
             own, _ = without_names(reduce)
             apart |= {own} if reduce in stored else set()
             for inner in frontier(reduce.body):
+                while isinstance(inner.body, Reduce) and inner.op == inner.body.op:
+                    inner = inner.body
                 if inner.op == "sum" and self._scanned(inner) is None:
                     readers.setdefault(without_names(inner)[0], {}).setdefault(own, []).append(inner)
         for of in readers.values():
@@ -408,12 +501,49 @@ class Partition:
             axes = {
                 self.alike.get(s.prefix.at, s.prefix.at) for r in inner if (s := self._scanned(r)) is not None
             }
-            is_short = self.extents.get(reduce.axis, 1) <= WHOLE_LIMIT
-            if axes and is_short and self.alike.get(reduce.axis, reduce.axis) not in axes:
+            if (
+                axes
+                and self._is_short_fold(reduce, inner)
+                and self.alike.get(reduce.axis, reduce.axis) not in axes
+            ):
                 found |= dict.fromkeys(inner)
             else:
                 found[reduce] = None
-        return list(found)
+        return [reduce for reduce in found if reduce not in self._beside(found)]
+
+    def _is_short_fold(self, reduce: Reduce, prefixes: Sequence[Reduce]) -> bool:
+        """Whether one block folds states of a walk at each position: all of what it contracts with one tensor, and of the states."""
+        folded = {r.axis for r in reductions(reduce) if not set(prefixes).isdisjoint(reductions(r.body))}
+        beside = replaced(reduce, dict.fromkeys(prefixes, Const(0)))
+        operands = [folded & free_axes(node) for node in walk(beside) if isinstance(node, Load)]
+        return (
+            self._extent_of([reduce.axis]) <= WHOLE_LIMIT
+            and max(map(self._extent_of, operands), default=1) <= WHOLE_LIMIT
+            and self._extent_of(folded) <= MOST_STATES
+        )
+
+    def _extent_of(self, axes: Iterable[str]) -> int:
+        return math.prod(self.extents.get(axis, 1) for axis in axes)
+
+    def _beside(self, found: Collection[Reduce]) -> set[Reduce]:
+        """Which of these are folded anew at each position of the walk along which the one with the most work is a prefix."""
+        prefixes = [(reduce, s) for reduce in found if (s := self._scanned(reduce)) is not None]
+        if not self.at_positions or not prefixes:
+            return set()
+        _, most = max(prefixes, key=lambda each: work(each[0], self.extents))
+        walked = {reduce.axis for reduce, s in prefixes if s.prefix == most.prefix}
+        return {
+            reduce
+            for reduce in found
+            if ((s := self._scanned(reduce)) is None or s.prefix != most.prefix)
+            and self.extents.get(reduce.axis, 1) <= WHOLE_LIMIT
+            and most.prefix.at in free_axes(reduce)
+            and walked.isdisjoint(inner.axis for inner in reductions(reduce))
+            and not any(self._is_as_long(inner.axis, most.prefix.at) for inner in reductions(reduce.body))
+        }
+
+    def _is_as_long(self, axis: str, other: str) -> bool:
+        return self.alike.get(axis, axis) == self.alike.get(other, other)
 
     def _apart(self, outputs: Sequence[Output]) -> list[Output]:
         """The outputs, with what cannot be walked in one kernel stored by another."""
@@ -708,13 +838,18 @@ class Partition:
         lists = rank_axes(*made).union(
             *(rank_axes(Reduce(s.op, g.axis, s.body)) for g in groups for s in g.states)
         )
+        kept = [frozenset(s.dims) for g in groups for s in g.states]
         holders = [frozenset(o.axes) - group_axes for o in outputs]
         holders += [
             frozenset(s.dims) - group_axes
             for g in groups
             for s in g.states
             if not s.auxiliary
-            and (s.dims or g.prefix is None)  # each block of a scan counts positions itself
+            # each block of a scan counts positions itself, and walks what has few values beside what has many
+            and (
+                not self._is_beside_scan(g, groups)
+                or (s.dims and not any(set(s.dims) < dims for dims in kept))
+            )
         ]
         used = [a for a in self.order if any(a in h for h in holders)]
         everywhere = [a for a in used if all(a in h for h in holders)]
@@ -731,6 +866,11 @@ class Partition:
                 whole.append(axis)
         parallel = tuple(a for a in used if a not in whole)
         return parallel, tuple(whole)
+
+    def _is_beside_scan(self, group: Group, groups: Sequence[Group]) -> bool:
+        """Whether a group is a scan, or a short fold that one reads."""
+        is_short = self.extents.get(group.axis, 1) <= WHOLE_LIMIT
+        return group.prefix is not None or (is_short and any(g.prefix is not None for g in groups))
 
     def _is_made_again(self, axis: str, groups: Sequence[Group]) -> bool:
         """Whether blocks of an axis would each compute again what states are made of, and much of it; or load again what the

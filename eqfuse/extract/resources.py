@@ -116,6 +116,11 @@ def shared_by_stages(
     return found
 
 
+def _unit_loops(kernel: Kernel) -> frozenset[str]:
+    """The axes that loops walk position by position."""
+    return frozenset(stmt.axis for stmt in kernel.body if isinstance(stmt, Loop) and stmt.unit)
+
+
 def _operand_bytes(
     kernel: Kernel, blocks: Mapping[str, int], shape: Shape
 ) -> tuple[int, dict[Load, tuple[int, int]], int]:
@@ -123,6 +128,7 @@ def _operand_bytes(
     stage, where a loop does; and those of what computed ones are made of, which all stages but the one in use have. What several
     products load is there once, as the one that takes most. A product that walks its own axis in steps streams both operands."""
     held, ahead = 0, dict[Load, None]()
+    units = _unit_loops(kernel)
     loaded: dict[Load, tuple[int, int]] = {}
     for product in products(kernel):
         axis = product.contraction.axis
@@ -130,7 +136,9 @@ def _operand_bytes(
         left, right = product.left, product.right
         is_half = shape.is_half_product(product.node, left.load, right.load)
         width = 1 if shape.is_narrow(product.node) else 2 if is_half else 4
-        for operand in (left, right) if left.load else (right,):  # a computed left one is in registers
+        # a computed left one is in registers, where each warp has rows of its own
+        passes = bool(units) and rows(product.contraction, blocks) <= WARPGROUP_ROWS
+        for operand in (left, right) if left.load or passes else (right,):
             size = size_of(operand.axes, blocks) * width
             if operand.load is None:
                 held += size
@@ -248,7 +256,10 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
         for value in stmt.carried
     ]
     carried = sum(size_of(axes, blocks) for axes in states)
-    made = {axes for axes in widest_values(kernel) if axes not in states and (axes & loops or not loops)}
+    units = _unit_loops(kernel)
+    made = {
+        axes for axes in widest_values(kernel) if axes - units not in states and (axes & loops or not loops)
+    }
     passing = 0.0
     for product in products(kernel):
         half = shape.is_half_product(product.node, product.left.load, product.right.load)

@@ -245,7 +245,9 @@ class _KernelLowering:
         build = self._builder(self._plan.parallel)
         self._groups(build, others)
         axis, order = group.axis, Order.of(group.axis, prefix, prefix.behind if prefix.lag else 0)
-        with build.loop(axis, Const(0), Size(axis), _carried(build, group.states), unit=True):
+        is_before = prefix.exclusive and not prefix.lag
+
+        def update() -> None:
             for each in updates(group, merge):
                 value, dims = each.value, each.dims
                 if isinstance(value, Reduce):
@@ -255,18 +257,24 @@ class _KernelLowering:
                     build.let(each.name, dims, value)
                 else:
                     build.let(each.name, dims, order.placed(self._exactly(value)))
-            is_before = prefix.exclusive and not prefix.lag
+
+        with build.loop(axis, Const(0), Size(axis), _carried(build, group.states), unit=True):
+            if not is_before:
+                update()
             seen = {s.name: s.name if is_before else f"{s.name}_new" for s in group.states}
-            exact = dict(seen)
+            exact, before = dict(seen), self._exact
             for final in finishes(group, merge):
                 exact[final.state] = final.name
                 value = rename_locals(self._exactly(final.value), seen)
                 build.let(final.name, final.dims, order.placed(value))
-            self._exact |= exact
+            self._exact = {**before, **exact}
             for output in self._plan.outputs:
                 self._context.output(output)
                 value = order.placed(self._exactly(output.expr))
                 build.store(output.name, output.axes, value, order.index(output.axes))
+            if is_before:  # last, so that a state is added to where it stands
+                self._exact = before
+                update()
         return Kernel(self._plan.name, build.parallel, build.body, *self._context.known)
 
     def _by_tile(

@@ -222,7 +222,29 @@ def _counted(body: Expr, prefix: Prefix, axis: str) -> Expr | None:
         return body
     if prefix.lag or any(prefix.at in free_axes(node) for node in walk(body) if isinstance(node, Load)):
         return None
-    return replaced(body, positions_of(prefix, axis))
+    found = replaced(body, positions_of(prefix, axis))
+    return transform(found, _last) if prefix.backwards and prefix.exclusive else found
+
+
+def _last(node: Expr) -> Expr:
+    """What is subtracted of a count as the last term of a sum: an exponent is one of a state then, and of what comes in."""
+
+    def counted(part: Expr) -> tuple[Expr, Expr] | None:
+        match part:
+            case Call("sub", (left, right)) if any(_is_count(each) for each in walk(right)):
+                return left, right
+        return None
+
+    match node:
+        case Call("mul", (left, right)) if found := counted(left):
+            return call("sub", call("mul", found[0], right), call("mul", found[1], right))
+        case Call("add" | "sub" as fn, (left, right)) if found := counted(left):
+            return call("sub", call(fn, found[0], right), found[1])
+    return node
+
+
+def _is_count(expr: Expr) -> bool:
+    return isinstance(expr, Reduce) and expr.op == "sum" and expr.body == Const(1)
 
 
 def positions_of(prefix: Prefix, axis: str) -> dict[Expr, Expr]:

@@ -148,6 +148,7 @@ class SplitAxes:
 def split_axes(program: Program) -> SplitAxes | None:
     """The program with axes in chunks; None where no sum over a prefix has factors of both positions that come apart, or something is not said
     by chunks."""
+    program = program if program.strict_casts else _unrounded(program)
     extents, found = alike(program), reductions(*(output.expr for output in program.outputs))
     contracted = {
         inner
@@ -163,6 +164,23 @@ def split_axes(program: Program) -> SplitAxes | None:
             except (_NotSplitError, EqfuseError, ValueError):
                 return None
     return None
+
+
+def _unrounded(program: Program) -> Program:
+    """Without the casts to half precision of what sums fold of other sums, which part factors: products of matrices round what they read
+    anyway."""
+
+    def step(node: Expr) -> Expr:
+        match node:
+            case Call("bf16" | "f16", (part,)) if reductions(part):
+                return part
+        return node
+
+    def within(node: Expr) -> Expr:
+        return Reduce(node.op, node.axis, transform(node.body, step)) if isinstance(node, Reduce) else node
+
+    outputs = (replace(output, expr=transform(output.expr, within)) for output in program.outputs)
+    return replace(program, outputs=tuple(outputs))
 
 
 def _is_product(node: Reduce, extents: Extents, is_contracted: bool) -> bool:

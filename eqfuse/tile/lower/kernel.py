@@ -12,7 +12,7 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.dominance import Parted, of_rows, parted
 from eqfuse.loops.guards import needed
 from eqfuse.loops.walk import expressions
-from eqfuse.terms.nodes import Call, Const, Expr, Local, Program, Size, call, children, walk
+from eqfuse.terms.nodes import Call, Const, Expr, Local, Program, Reduce, Size, call, children, walk
 from eqfuse.tile.check import TileError
 from eqfuse.tile.lower.builder import Binding, Builder
 from eqfuse.tile.lower.dot import DotRules
@@ -250,15 +250,20 @@ class KernelLowering:
 
 def _long_sums(loop: loops.Loop) -> dict[str, Expr]:
     """The states of a loop that are sums of as many terms as there are positions, one after the other, whose parts are stored: each
-    is kept in f64, as torch does on a CPU; and the terms."""
+    is kept in f64, as torch does on a CPU; and the terms. Where a term is itself a fold, terms are few, as those of a loop over tiles."""
     if not loop.unit or not any(isinstance(stmt, loops.Store) for stmt in loop.body):
         return {}
     found: dict[str, Expr] = {}
     following = {item.next: item.name for item in loop.carried}
+    lets = {stmt.name: stmt.expr for stmt in loop.body if isinstance(stmt, loops.Let)}
     for stmt in loop.body:
         match stmt:
             case loops.Let(name, _, Call("add", (Local(state, _), rest))) if following.get(name) == state:
-                found[state] = rest
+                term = rest
+                while isinstance(term, Local) and term.name in lets:
+                    term = lets[term.name]
+                if not any(isinstance(node, Reduce) for node in walk(term)):
+                    found[state] = rest
     return found
 
 
