@@ -12,8 +12,10 @@ import torch
 import eqfuse as eq
 from eqfuse import certification, compiler
 from eqfuse.calls.routing import Routes
-from eqfuse.compiled import Asked
+from eqfuse.compiled import Asked, Compiled
+from eqfuse.derived import Derived
 from eqfuse.devices import device_named
+from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.errors import VerificationError
 from eqfuse.loops.plan import SCANS
 from eqfuse.terms.interpreter import reference
@@ -319,3 +321,64 @@ def test_sums_of_many_gates_lose_nothing() -> None:
         wanted.append((q[:, t, :, None] * state).sum(1))
     exact = torch.stack(wanted, 1)
     assert (found - exact).abs().max() < 2e-6 * exact.abs().max()
+
+
+def for_an_h200(source: str, **dtypes: str) -> tuple[Derived, Compiled]:
+    """A program in chunks, compiled for many positions."""
+    made = compiler.of_chunks(eq.compile(source, verify=False).derived)
+    assert made is not None and made.split is not None
+    sizes = {"i": 256, "d": 128, "e": 128}
+    every = {*sized_axes(made.program), *made.program.domains}
+    extents = {axis: sizes.get(axis) or (64 if axis.endswith(("_in", "_chunk")) else 1) for axis in every}
+    kinds = {**program_dtypes(made.program), **dtypes}
+    return made, compiler.pipeline(made, extents, kinds, device_named("h200"), None)
+
+
+@pytest.mark.parametrize("name", ["attention", "from each position on", "retention", "gates"])
+def test_the_state_stays_in_one_kernel(name: str) -> None:
+    """What is folded at each chunk is part of the walk: no state is stored, and the derivation holds."""
+    made, compiled = for_an_h200(text_of(PROGRAMS[name]), q="bf16", r="bf16", v="bf16")
+    plan = compiled.chosen.plan
+    walk = plan.kernels[-1]
+    assert any(group.schedule == "scan" and group.group.axis == "k_chunk" for group in walk.groups)
+    assert [output.name for output in walk.outputs] == ["y"]
+    assert not any({"d", "e"} <= set(o.axes) for kernel in plan.kernels for o in kernel.outputs)
+    assert compiler.derivation(made, plan, {}).check()
+
+
+def test_a_gradient_of_gates_is_a_fold_of_others() -> None:
+    """That of a running sum is the difference of what queries and keys have times their gradients (as of gated linear attention): what is
+    added up is no product of pairs of positions."""
+    source = text_of(PROGRAMS["gates"])
+    halves = dict.fromkeys("qrv", "bf16")
+    saved = saving_gradient(source, ["q", "r", "v", "g"], halves=halves, saves="f32")
+    assert "sum[d](q[i, j, d] * dq_sum[i, j, d])" in saved.backward
+    assert "sum[d](r[i, j, d] * dr_sum[i, j, d])" in saved.backward
+    made, compiled = for_an_h200(saved.backward, **halves, dy="bf16")
+    plan = compiled.chosen.plan
+    pairs = ({"k_chunk", "k_1_chunk"}, {"d", "e"})
+    assert plan.cost is not None and plan.cost.seconds < 1e-2
+    assert not any(pair <= set(o.axes) for kernel in plan.kernels for o in kernel.outputs for pair in pairs)
+    assert compiler.derivation(made, plan, {}).check()
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_what_is_not_finite_stays_behind_its_position(bad: float) -> None:
+    """A loop looks for it once, behind, and runs again: by Triton's interpreter."""
+    source = text_of(ATTENTION)
+    made, compiled = for_an_h200(source, q="bf16", r="bf16", v="bf16")
+    assert made.split is not None
+    values = {key: value.bfloat16() for key, value in inputs(source, 96).items()}
+    values["v"][1, 40, 2] = bad
+    views = {key: value.contiguous() for key, value in made.split.views(values).items()}
+    emitted = compiler.emit_triton(made, compiled, "made")
+    assert emitted.count("rest_of_product(") == 2 and "_again" in emitted  # where it is defined, and once
+    found = interpret(emitted, "made", *(views[tensor.name] for tensor in made.program.tensors))
+    assert isinstance(found, torch.Tensor)
+    found, expected = (
+        found.reshape(2, 96, 4),
+        torch.from_numpy(eq.reference(source)(**{key: value.float() for key, value in values.items()})),
+    )
+    kept = expected.isfinite()
+    assert torch.equal(found.isfinite(), kept) and kept[1, :40].all() and not kept[1, 40:, 2].any()
+    torch.testing.assert_close(found[kept].double(), expected[kept], rtol=2e-2, atol=0.2)

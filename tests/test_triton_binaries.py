@@ -131,9 +131,7 @@ def test_known_and_bound_calls_launch_it_too(nvidia: Driver, compiling: list[str
     assert {x.data_ptr(), bound.outputs["y"].data_ptr(), 2.0} <= set(nvidia.launched[-1][-1])
 
 
-LINEAR_ATTENTION = (
-    "j: axis[k]\ny[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * v[i,k,e], 0))"
-)
+LINEAR_ATTENTION = "j: axis[k]\ny[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * v[i,k,e], 0))"
 
 
 def test_calls_in_chunks_launch_the_same_each_time(nvidia: Driver, compiling: list[str]) -> None:
