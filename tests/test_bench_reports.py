@@ -313,6 +313,14 @@ def test_scans(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_chunks(tmp_path: Path) -> None:
+    """Attention by running sums is right, and its derivation holds."""
+    assert run("chunks", Options(only="RetNet", small=True), output=tmp_path / "x.json") == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["proved"] and row["error"] < 2e-2
+
+
+@pytest.mark.slow
 def test_ops(tmp_path: Path) -> None:
     """Programs of the library are right and verified."""
     options = Options(only="rms norm,contrastive", small=True, torch_compile=False)
