@@ -135,7 +135,7 @@ def run(options: Options, report: Report) -> None:
 
 def _fewer_configurations(count: int, seed: int) -> None:
     """Triton's tuner tries that many configurations of each kernel, of those with 4 or 8 warps and 2 or 3 stages where there are some."""
-    from triton.runtime import autotuner  # type: ignore[import-untyped]
+    from triton.runtime import autotuner
 
     original = autotuner.Autotuner.__init__
 
@@ -159,7 +159,7 @@ def row_of(name: str, shape: tuple[int, int, int, int], options: Options) -> dic
         made = {n: t.bfloat16() for n, t in made.items()} | case.beside(batch, positions, heads)
         return {n: t.to(options.device or "cpu") for n, t in made.items()}
 
-    kernel = eq.compile(case.text, native="wait")
+    kernel: Any = eq.compile(case.text, native="wait")
     given = [drawn() for _ in range(2)]
     row: dict[str, Any] = {"program": name, "shape": shape, "text": case.text}
     calls: dict[str, Callable[[Tensors], T]] = {"ms": lambda t: kernel(**t)}

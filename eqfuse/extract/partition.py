@@ -397,7 +397,9 @@ class Partition:
                     memo[node] = rebuild(node, tuple(map(visit, children(node))))
             return memo[node]
 
-        return [output if output in walked else replace(output, expr=visit(output.expr)) for output in outputs]
+        return [
+            output if output in walked else replace(output, expr=visit(output.expr)) for output in outputs
+        ]
 
     def _form(self, expr: Expr) -> tuple[object, tuple[str, ...]]:
         """What is the same for expressions that differ in the names of axes, and the axes that they are read at."""
