@@ -39,7 +39,7 @@ from eqfuse.terms.nodes import (
     walk,
     without_names,
 )
-from eqfuse.terms.prefixes import Extents, Prefix, Scanned, scanned
+from eqfuse.terms.prefixes import Extents, Prefix, Scanned, form_of, scanned
 from eqfuse.terms.types import kind
 
 NOMINAL_BLOCK = 64
@@ -206,6 +206,12 @@ def _numbered(clusters: Sequence[Sequence[Output]], program: Collection[str]) ->
     ]
 
 
+def _read_at(stored: Output, own: Sequence[str], axes: Sequence[str]) -> Load:
+    """What reads a temporary at the positions of `axes`, where `own` are those of what it stores."""
+    names = dict(zip(own, axes, strict=True))
+    return Load(stored.name, tuple(Axis(names[axis]) for axis in stored.axes))
+
+
 def _number(stored: str) -> int:
     return int(stored.removeprefix("stored"))
 
@@ -341,21 +347,18 @@ class Partition:
         read_as: dict[object, tuple[Output, tuple[str, ...]]] = {}
         kept, reads = dict[Expr, Output](), dict[Expr, Load]()
         for expr, output in stored.items():
-            form, axes = self._form(expr)
+            form, axes = form_of(expr, self.alike)
             first, of = known.setdefault((form, output.dtype), (output, axes))
             read_as.setdefault(form, (first, of))
             if first is output:
                 kept[expr] = output
-            names = dict(zip(of, axes, strict=True))
-            reads[expr] = Load(first.name, tuple(Axis(names[axis]) for axis in first.axes))
+            reads[expr] = _read_at(first, of, axes)
         if self.at_positions:
             tags = self._tags(exprs)
             for reduce in reductions(*exprs):
-                form, axes = self._form(reduce)
+                form, axes = form_of(reduce, self.alike)
                 if reduce not in reads and reduce not in tags and form in read_as:
-                    first, of = read_as[form]
-                    names = dict(zip(of, axes, strict=True))
-                    reads[reduce] = Load(first.name, tuple(Axis(names[axis]) for axis in first.axes))
+                    reads[reduce] = _read_at(*read_as[form], axes)
         return kept, reads
 
     def _tags(self, exprs: Sequence[Expr]) -> set[Reduce]:
@@ -380,19 +383,17 @@ class Partition:
                 (made,) = made.args
             is_fold = not isinstance(made, Reduce) or self._scanned(made) is None
             if is_fold and set(output.axes) == free_axes(made):
-                form, axes = self._form(made)
+                form, axes = form_of(made, self.alike)
                 known.setdefault(form, (replace(output, expr=made), axes))
         memo: dict[Expr, Expr] = {}
 
         def visit(node: Expr) -> Expr:
             if node not in memo:
-                form, axes = self._form(node) if isinstance(node, Call | Reduce) else (None, ())
+                form, axes = form_of(node, self.alike) if isinstance(node, Call | Reduce) else (None, ())
                 if form in known:
                     made, names = known[form]
-                    at = dict(zip(names, axes, strict=True))
-                    kept = Output(f"stored{len(stored) + 1}", made.axes, made.expr)
-                    name = stored.setdefault(made.expr, kept).name
-                    memo[node] = Load(name, tuple(Axis(at[axis]) for axis in made.axes))
+                    kept = replace(made, name=f"stored{len(stored) + 1}", dtype=None)
+                    memo[node] = _read_at(stored.setdefault(made.expr, kept), names, axes)
                 else:
                     memo[node] = rebuild(node, tuple(map(visit, children(node))))
             return memo[node]
@@ -400,11 +401,6 @@ class Partition:
         return [
             output if output in walked else replace(output, expr=visit(output.expr)) for output in outputs
         ]
-
-    def _form(self, expr: Expr) -> tuple[object, tuple[str, ...]]:
-        """What is the same for expressions that differ in the names of axes, and the axes that they are read at."""
-        form, axes = without_names(expr)
-        return (form, tuple(self.alike.get(axis, axis) for axis in axes)), axes
 
     def _scanned(self, reduce: Reduce) -> Scanned | None:
         """How a reduction is a prefix. An axis of ranks is at hand as a whole, and none is walked; an empty prefix of integers has no
@@ -511,7 +507,8 @@ class Partition:
                 found |= dict.fromkeys(inner)
             else:
                 found[reduce] = None
-        return [reduce for reduce in found if reduce not in self._beside(found)]
+        beside = self._beside(found)
+        return [reduce for reduce in found if reduce not in beside]
 
     def _is_short_fold(self, reduce: Reduce, prefixes: Sequence[Reduce]) -> bool:
         """Whether one block folds states of a walk at each position: all of what it contracts with one tensor, and of the states."""
@@ -519,13 +516,10 @@ class Partition:
         beside = replaced(reduce, dict.fromkeys(prefixes, Const(0)))
         operands = [folded & free_axes(node) for node in walk(beside) if isinstance(node, Load)]
         return (
-            self._extent_of([reduce.axis]) <= WHOLE_LIMIT
-            and max(map(self._extent_of, operands), default=1) <= WHOLE_LIMIT
-            and self._extent_of(folded) <= MOST_STATES
+            self._size([reduce.axis]) <= WHOLE_LIMIT
+            and max(map(self._size, operands), default=1) <= WHOLE_LIMIT
+            and self._size(folded) <= MOST_STATES
         )
-
-    def _extent_of(self, axes: Iterable[str]) -> int:
-        return math.prod(self.extents.get(axis, 1) for axis in axes)
 
     def _beside(self, found: Collection[Reduce]) -> set[Reduce]:
         """Which of these are folded anew at each position of the walk along which the one with the most work is a prefix."""

@@ -428,8 +428,9 @@ def with_axes(root: Term, names: Mapping[str, str], extents: dict[str, int | str
             elif node.head == "Red":
                 op, axis, where = node.words
                 inner = {old: new for old, new in names.items() if old != axis}
-                if axis in inner.values() and not free_names(node, {}).isdisjoint(inner):
-                    taken = {*inner.values(), *free_names(node, {})}
+                free = _names_in(node, ("Leaf", "Local"))
+                if axis in inner.values() and not free.isdisjoint(inner):
+                    taken = {*inner.values(), *free}
                     other = _another(axis, taken, extents)
                     inner = {**inner, axis: other}
                     axis = other
@@ -440,8 +441,9 @@ def with_axes(root: Term, names: Mapping[str, str], extents: dict[str, int | str
     return visit(root, names)
 
 
-def without_names(root: Term) -> Term:
-    """A term with numbers for the names of the axes that it folds over: two that differ in these alone are the same then."""
+def without_names(root: Term, prefix: str) -> Term:
+    """A term with numbers behind a prefix, which no name in it starts with, for the names of the axes that it folds over: two that differ in
+    these alone are the same then."""
     memo: dict[tuple[Term, frozenset[tuple[str, str]], int], Term] = {}
 
     def visit(node: Term, names: Mapping[str, str], depth: int) -> Term:
@@ -452,7 +454,7 @@ def without_names(root: Term) -> Term:
                 words = (_with_names(node.words[0], names),)
             elif node.head == "Red":
                 op, axis, where = node.words
-                inner, depth = {**names, axis: f"bound_{depth}"}, depth + 1
+                inner, depth = {**names, axis: f"{prefix}{depth}"}, depth + 1
                 words = op, inner[axis], _with_names(where, inner)
             memo[key] = term(node.head, words, tuple(visit(each, inner, depth) for each in node.args))
         return memo[key]
@@ -501,14 +503,15 @@ def _with_names(text: str, names: Mapping[str, str]) -> str:
     if not names or not any(name in text for name in names):
         return text
     tree = parsed(text.rstrip("'"))
-    sizes = {
-        id(arg)
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Call) and ast.unparse(n.func) == "N"
-        for arg in n.args
-    }
+    kept: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and id(node) not in sizes:
+        match node:
+            case ast.Call(ast.Name(fn) as called, args):
+                kept |= {id(called), *(id(arg) for arg in args if fn == "N")}
+            case ast.Subscript(ast.Name() as tensor):
+                kept.add(id(tensor))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and id(node) not in kept:
             node.id = names.get(node.id, node.id)
     return ast.unparse(tree) + "'" * (len(text) - len(text.rstrip("'")))
 
@@ -585,11 +588,16 @@ def merge_values(parts: Mapping[str, Mapping[str, Term]]) -> MergeValues:
 
 def free_names(root: Term, values: Mapping[str, Term]) -> frozenset[str]:
     """Names that the value of a term may depend on: axes of its leaves that no reduction around them binds."""
+    return _names_in(expanded(root, values), ("Leaf",))
+
+
+def _names_in(root: Term, heads: Collection[str]) -> frozenset[str]:
+    """Names that terms of these heads have, and that no reduction around them binds."""
     memo: dict[Term, frozenset[str]] = {}
-    for node in walk(expanded(root, values)):
+    for node in walk(root):
         below = frozenset().union(*(memo[arg] for arg in node.args))
         match node.head, node.words:
-            case "Leaf", (text,):
+            case head, (text,) if head in heads:
                 below = axes_in(text)
             case "Red", (_, axis, part):
                 below = (below | (axes_in(part) if " " in part else frozenset())) - {axis}

@@ -132,9 +132,12 @@ def _same(left: Term, right: Term) -> bool:
     return left is right or normal(opened(left)) is normal(opened(right))
 
 
-def _canonical(root: Term) -> Term:
+def _canonical(*roots: Term) -> tuple[Term, ...]:
     """What is the same of terms that name the axes of their folds in other ways, or multiply out exponents."""
-    return with_exponents_as_sums(without_names(normal(opened(root))))
+    roots, prefix = tuple(normal(opened(root)) for root in roots), "axis_"
+    while any(prefix in word for node in walk(*roots) for word in node.words):
+        prefix = f"_{prefix}"
+    return tuple(with_exponents_as_sums(without_names(root, prefix)) for root in roots)
 
 
 def _loaded(name: str, axes: Sequence[str]) -> str:
@@ -395,7 +398,7 @@ class _Examiner:
         scans = {(axis, where): None for _, axis, where in folds if " " in where}
         scans |= {(each.axis, each.where): None for k in self.proof.kernels for each in k.walks if each.where}
         parts = (in_parts(each, scans, alike(self.program)) for each in (left, right))
-        return _same(*map(_canonical, parts))
+        return _same(*_canonical(*parts))
 
 
 def _is_derived(

@@ -49,9 +49,8 @@ from eqfuse.terms.nodes import (
     substitute_axes,
     total_of,
     walk,
-    without_names,
 )
-from eqfuse.terms.prefixes import Extents, alike, scanned
+from eqfuse.terms.prefixes import Extents, alike, form_of, scanned
 from eqfuse.terms.types import kind, program_dtypes
 
 MOST_FACTORS = 8
@@ -396,8 +395,7 @@ class _Orders:
     def _form(self, expr: Expr) -> object:
         """What is the same for expressions that differ in the names of axes."""
         if expr not in self._forms:
-            form, axes = without_names(expr)
-            self._forms[expr] = form, tuple((self._same or {}).get(axis, axis) for axis in axes)
+            self._forms[expr], _ = form_of(expr, self._same or {})
         return self._forms[expr]
 
     def best(self, expr: Expr) -> Expr:

@@ -29,6 +29,7 @@ from eqfuse.terms.nodes import (
     replaced,
     transform,
     walk,
+    without_names,
 )
 from eqfuse.terms.ranges import FiniteInputs, difference
 from eqfuse.terms.sizes import places
@@ -115,6 +116,12 @@ class Scanned:
         found = transform(self.whole, step) if own != axis else self.whole
         assert isinstance(found, Reduce)
         return found
+
+
+def form_of(expr: Expr, extents: Extents) -> tuple[object, tuple[str, ...]]:
+    """What is the same for expressions that differ in the names of axes alone, and the free axes that they are read at, in one order."""
+    form, axes = without_names(expr)
+    return (form, tuple(extents.get(axis, axis) for axis in axes)), axes
 
 
 @once
