@@ -382,3 +382,15 @@ def test_what_is_not_finite_stays_behind_its_position(bad: float) -> None:
     kept = expected.isfinite()
     assert torch.equal(found.isfinite(), kept) and kept[1, :40].all() and not kept[1, 40:, 2].any()
     torch.testing.assert_close(found[kept].double(), expected[kept], rtol=2e-2, atol=0.2)
+
+
+def test_infinite_rates_of_positions_are_lost_on_a_gpu() -> None:
+    """A GPU multiplies either side of `k - j`, which leaves NaN of an infinite rate; the certificate says so."""
+    source = text_of(PROGRAMS["retention"].replace("<=", "<"))
+    derived = eq.compile(source, verify=False).derived
+    extents = {"i": 2, "j": 512, "k": 512, "d": 64, "e": 64}
+    kinds = {**program_dtypes(derived.program), **dict.fromkeys("qrv", "bf16")}
+    found = compiler.pipeline(derived, extents, kinds, device_named("h200"), "rolling")
+    checks = certification.Checks(24, 1e-12, {}, ())
+    certificate = certification.certify(derived, found, checks)
+    assert certificate.ok and certification.INFINITIES_LOST in certificate.unverified

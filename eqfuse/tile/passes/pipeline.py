@@ -49,6 +49,8 @@ class Pass:
     rounds: str = "exactly the same"
 
 
+SPLIT_POSITIONS = "split positions"
+
 _EXACT = "exact there: the same sums, products and quotients of residues"
 
 _LAUNCH_VALUES = Pass(
@@ -91,7 +93,7 @@ GPU_PASSES: tuple[Pass, ...] = (
         why="the special function unit computes powers of 2; log2 e joins a scale that there is",
     ),
     Pass(
-        "split positions",
+        SPLIT_POSITIONS,
         split_positions,
         "conversions of tiles of positions take as long as exponentials; those of one dim are few",
         _EXACT,
