@@ -650,6 +650,13 @@ def test_a_long_sum_is_as_exact_as_torchs() -> None:
     assert torch.equal(kernel(x=x), torch.cumsum(x, 1))
 
 
+def test_a_long_sum_of_folds_is_as_exact() -> None:
+    x = torch.randn(1, 50_000, 3, generator=torch.Generator().manual_seed(3))
+    kernel = eq.compile("j: axis[k]\ny[i,j] = sum[k <= j](sum[d](x[i,k,d]))", native="wait", prefer="scan")
+    exact = x.double().sum(2).cumsum(1)
+    assert float((kernel(x=x) - exact).abs().max() / exact.abs().max()) < 2e-7
+
+
 def test_the_gradient_of_a_scan_is_one_in_the_other_direction() -> None:
     kernel = eq.compile(eq.grad(text("sum")), native="off", prefer="scan")
     (group,) = scan_of(kernel)

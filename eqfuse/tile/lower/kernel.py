@@ -250,7 +250,8 @@ class KernelLowering:
 
 def _long_sums(loop: loops.Loop) -> dict[str, Expr]:
     """The states of a loop that are sums of as many terms as there are positions, one after the other, whose parts are stored: each
-    is kept in f64, as torch does on a CPU; and the terms. Where a term is itself a fold, terms are few, as those of a loop over tiles."""
+    is kept in f64, as torch does on a CPU; and the terms. A tile to which each position adds a fold is not: its terms are products of
+    matrices, as few as those of a loop over tiles."""
     if not loop.unit or not any(isinstance(stmt, loops.Store) for stmt in loop.body):
         return {}
     found: dict[str, Expr] = {}
@@ -258,11 +259,11 @@ def _long_sums(loop: loops.Loop) -> dict[str, Expr]:
     lets = {stmt.name: stmt.expr for stmt in loop.body if isinstance(stmt, loops.Let)}
     for stmt in loop.body:
         match stmt:
-            case loops.Let(name, _, Call("add", (Local(state, _), rest))) if following.get(name) == state:
+            case loops.Let(name, dims, Call("add", (Local(state, _), rest))) if following.get(name) == state:
                 term = rest
                 while isinstance(term, Local) and term.name in lets:
                     term = lets[term.name]
-                if not any(isinstance(node, Reduce) for node in walk(term)):
+                if not dims or not any(isinstance(node, Reduce) for node in walk(term)):
                     found[state] = rest
     return found
 
