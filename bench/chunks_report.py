@@ -7,7 +7,6 @@ Its kernels choose among many configurations at the first call: `--examples N` l
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ import torch.nn.functional as F
 
 import eqfuse as eq
 from bench.algebra_report import timed
-from bench.report import Column, Options, Report, chosen_names, recorded
-from bench.scans_report import recurrent, shown
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, recorded
+from bench.scans_report import recurrent, shown, with_gradients
 
 T = torch.Tensor
 Tensors = dict[str, T]
@@ -127,7 +126,7 @@ def run(options: Options, report: Report) -> None:
             found = [_ratio(row, what) for row in report.rows if row["program"] == name]
             ratios = [ratio for ratio in found if ratio is not None]
             if ratios:
-                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+                mean = geometric_mean(ratios)
                 report.summary.append(
                     f"{name}, {said}: flash-linear-attention takes {mean:.2f} of our time (geometric mean of {len(ratios)})"
                 )
@@ -176,20 +175,9 @@ def row_of(name: str, shape: tuple[int, int, int, int], options: Options) -> dic
     first = {n: t[:1, :, 0].double() for n, t in given[0].items() if n in "qrv"}
     exact = recurrent(first["q"], first["r"], first["v"], case.gates(given[0])[:1, :, 0].double())
     row["error"] = float((found[:1, :, 0].double() - exact).abs().max() / exact.abs().max())
-    wanted = [n for n in given[0] if n != "s"]
-    cotangent = torch.randn_like(found)
-
-    def with_backward(call: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
-        def both(t: Tensors) -> T:
-            leaves = {n: x.detach().requires_grad_(n in wanted) for n, x in t.items()}
-            y = call(leaves)
-            torch.autograd.grad(y, [leaves[n] for n in wanted], cotangent)
-            return y
-
-        return both
-
     backward = {
-        f"{'peer_' if what == 'peer_ms' else ''}back_ms": with_backward(call) for what, call in calls.items()
+        f"{'peer_' if what == 'peer_ms' else ''}back_ms": with_gradients(call, but=("s",))
+        for what, call in calls.items()
     }
     try:
         for call in list(backward.values())[1:]:

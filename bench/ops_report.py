@@ -6,7 +6,6 @@ of gradients, relative to the greatest of each.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from bench.algebra_report import timed
 from bench.library import HELD, Case, Sizes, cases, drawn
-from bench.report import Column, Options, Report, chosen_names, recorded
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, recorded
 
 TITLE = "The library of programs"
 T = torch.Tensor
@@ -60,16 +59,12 @@ def run(options: Options, report: Report) -> None:
         ("torch.compile's", ("compiled_ms", "compiled_back_ms")),
     ):
         means = [
-            _mean([row[key] / row[ours] for row in report.rows if row.get(key) is not None])
+            geometric_mean([row[key] / row[ours] for row in report.rows if row.get(key) is not None])
             for key, ours in zip(keys, ("ms", "back_ms"), strict=True)
         ]
         report.summary.append(
             f"{len(report.rows)} programs; {whose} time over ours {means[0]:.2f} by geometric mean, with backward {means[1]:.2f}"
         )
-
-
-def _mean(ratios: list[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
 
 
 def several(made: Any) -> tuple[T, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 import eqfuse as eq
 from bench.algebra_report import shaped, timed
-from bench.report import Column, Options, Report, chosen_names, recorded
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, recorded
 from eqfuse.terms.parser import parse
 
 TITLE = "Prefixes and recurrences"
@@ -268,7 +268,7 @@ def summarise(report: Report, longer: str, most_ratio: float, most_error: float)
             report.failures.append(f"{row['program']}: error {row['error']:.1e}")
     slow = [row["program"] for row in report.rows if row["longer"] > most_ratio]
     ratios = [row["torch_ms"] / row["ms"] for row in report.rows]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
+    mean = geometric_mean(ratios) if ratios else 1.0
     report.summary.append(
         f"{len(report.rows)} programs; torch's time over ours {mean:.2f} by geometric mean, {min(ratios, default=1):.2f} at the least; "
         f"over {most_ratio} at {longer}: {', '.join(slow) or 'none'}"
@@ -279,13 +279,15 @@ def shown(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
 
 
-def with_gradients(call: Callable[[dict[str, T]], T]) -> Callable[[dict[str, T]], T]:
-    """A call, and its gradients by all inputs."""
+def with_gradients(
+    call: Callable[[dict[str, T]], T], but: Collection[str] = ()
+) -> Callable[[dict[str, T]], T]:
+    """A call, and its gradients by all inputs but these."""
 
     def run(t: dict[str, T]) -> T:
-        leaves = {n: v.detach().requires_grad_() for n, v in t.items()}
+        leaves = {n: v.detach().requires_grad_(n not in but) for n, v in t.items()}
         y = call(leaves)
-        torch.autograd.grad(y, list(leaves.values()), torch.ones_like(y))
+        torch.autograd.grad(y, [v for v in leaves.values() if v.requires_grad], torch.ones_like(y))
         return y
 
     return run

@@ -153,19 +153,21 @@ class _Saving:
         if not known:
             return results
         found: list[Step | None] = []
+        made_of: dict[str, set[str]] = {}  # the steps that each known sum is made of, and it
         for step in (*self.steps.steps, *results):
             made = None
             if not self._is_forward(step):
-                others = [each for each in known if not self._reaches(each.name, step.name)]
+                made_of = made_of or {each.name: self._made_of(each.name) for each in known}
+                others = [each for each in known if step.name not in made_of[each.name]]
                 made = interchanged(step, self.steps, self.by_name, others)
             found.append(made)
             if made is not None and made.name in self.by_name:
                 self._put({made.name: made})
+                made_of = {}
         return [new or old for new, old in zip(found[len(self.steps.steps) :], results, strict=True)]
 
-    def _reaches(self, name: str, other: str) -> bool:
-        """Whether a step is made of another one, or is it."""
-        return any(step.name == other for step in needed_steps(self.by_name, [self.by_name[name]]))
+    def _made_of(self, name: str) -> set[str]:
+        return {step.name for step in needed_steps(self.by_name, [self.by_name[name]])}
 
     def _known_sums(self, results: Sequence[Step]) -> Iterator[KnownSum]:
         """The sums that results are made of, and outputs."""

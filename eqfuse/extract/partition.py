@@ -344,21 +344,19 @@ class Partition:
     ) -> tuple[dict[Expr, Output], dict[Expr, Load]]:
         """What is stored, without what another one is but for the names of axes; and how all of it is read."""
         known: dict[object, tuple[Output, tuple[str, ...]]] = {}
-        read_as: dict[object, tuple[Output, tuple[str, ...]]] = {}
         kept, reads = dict[Expr, Output](), dict[Expr, Load]()
         for expr, output in stored.items():
             form, axes = form_of(expr, self.alike)
             first, of = known.setdefault((form, output.dtype), (output, axes))
-            read_as.setdefault(form, (first, of))
             if first is output:
                 kept[expr] = output
             reads[expr] = _read_at(first, of, axes)
-        if self.at_positions:
+        if self.at_positions and stored:
             tags = self._tags(exprs)
             for reduce in reductions(*exprs):
                 form, axes = form_of(reduce, self.alike)
-                if reduce not in reads and reduce not in tags and form in read_as:
-                    reads[reduce] = _read_at(*read_as[form], axes)
+                if reduce not in reads and reduce not in tags and (form, None) in known:
+                    reads[reduce] = _read_at(*known[form, None], axes)
         return kept, reads
 
     def _tags(self, exprs: Sequence[Expr]) -> set[Reduce]:
@@ -385,6 +383,8 @@ class Partition:
             if is_fold and set(output.axes) == free_axes(made):
                 form, axes = form_of(made, self.alike)
                 known.setdefault(form, (replace(output, expr=made), axes))
+        if not known:
+            return list(outputs)
         memo: dict[Expr, Expr] = {}
 
         def visit(node: Expr) -> Expr:
@@ -428,33 +428,30 @@ class Partition:
                 if reduce in seen:
                     continue
                 seen.add(reduce)
-                made = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
+                made = Output("", self._laid_out(reduce), reduce)
                 walked = self.at_positions and found is None and self._prefix(made) is not None
                 if walked:
-                    walk_along([reduce])
+                    walk_along(reduce)
                 else:
                     visit([reduce.body], found)
                 if whole or walked or (found is not None and not shares and reduce not in kept):
-                    stored[reduce] = replace(made, name=f"stored{len(stored) + 1}")
+                    self._store(reduce, stored)
 
-        def walk_along(exprs: Sequence[Expr]) -> None:
-            prefixes = self._prefixes(exprs)
-            beside = [replaced(expr, dict.fromkeys(prefixes, Const(0))) for expr in exprs]
-            for reduce in reductions(*beside) if self.at_positions else ():
-                if self._scanned(reduce) is not None and reduce not in stored:
-                    made = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
-                    if MUCH_LESS * self._positions(reduce) <= max(map(self._positions, exprs)):
-                        stored[reduce] = made
+        def walk_along(expr: Expr) -> None:
+            prefixes = self._prefixes([expr])
+            for reduce in self._reductions_beside(expr, prefixes) if self.at_positions else ():
+                is_small = MUCH_LESS * self._positions(reduce) <= self._positions(expr)
+                if is_small and self._scanned(reduce) is not None and reduce not in stored:
+                    self._store(reduce, stored)
             for reduce in prefixes:
-                if reduce in kept or exprs[0] is not reduce:
-                    seen.add(reduce)
-                    visit([reduce.body], self._scanned(reduce))
+                seen.add(reduce)
+                visit([reduce.body], self._scanned(reduce))
 
         for output in outputs:
             if output in apart or not kept.issuperset(self._prefixes([output.expr])):
                 visit([output.expr], None)
             else:
-                walk_along([output.expr])
+                walk_along(output.expr)
         self._store_summed(seen, stored)
 
     def _store_summed(self, seen: Iterable[Reduce], stored: dict[Expr, Output]) -> None:
@@ -475,8 +472,16 @@ class Partition:
         for of in readers.values():
             if len(of) > 1 and not apart.isdisjoint(of):
                 for inner in dict.fromkeys(each for found in of.values() for each in found):
-                    name = f"stored{len(stored) + 1}"
-                    stored.setdefault(inner, Output(name, self._laid_out(inner), inner))
+                    if inner not in stored:
+                        self._store(inner, stored)
+
+    def _store(self, reduce: Reduce, stored: dict[Expr, Output]) -> None:
+        stored[reduce] = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
+
+    @staticmethod
+    def _reductions_beside(expr: Expr, prefixes: Sequence[Reduce]) -> list[Reduce]:
+        """The reductions of an expression that are not inside of these."""
+        return reductions(replaced(expr, dict.fromkeys(prefixes, Const(0))))
 
     def _prefix(self, output: Output) -> Prefix | None:
         """The prefix that an output reads all its reductions of, in one walk along it; None where there are others, or none."""
@@ -630,9 +635,8 @@ class Partition:
                 if inner in stored:
                     continue
                 if inner in stores:
-                    free = self._laid_out(inner)
-                    self._find_cuts(inner, free, stored, seen)
-                    stored[inner] = Output(f"stored{len(stored) + 1}", free, inner)
+                    self._find_cuts(inner, self._laid_out(inner), stored, seen)
+                    self._store(inner, stored)
                 else:
                     self._find_cuts(inner, parallel | {reduce.axis}, stored, seen, nested=True)
 

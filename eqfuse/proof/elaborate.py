@@ -417,33 +417,27 @@ def _fits(name: str, axis: str, extents: Extents) -> bool:
 def with_axes(root: Term, names: Mapping[str, str], extents: dict[str, int | str]) -> Term:
     """A term with other names for some of its free axes; sizes keep theirs. A fold over one of the new names is over another axis of
     the same extent then, which is added to `extents` where there was none."""
-    memo: dict[tuple[Term, frozenset[tuple[str, str]]], Term] = {}
 
-    def visit(node: Term, names: Mapping[str, str]) -> Term:
-        key = node, frozenset(names.items())
-        if key not in memo:
-            words, inner = node.words, names
-            if node.head in ("Leaf", "Local"):
-                words = (_with_names(node.words[0], names),)
-            elif node.head == "Red":
-                op, axis, where = node.words
-                inner = {old: new for old, new in names.items() if old != axis}
-                free = _names_in(node, ("Leaf", "Local"))
-                if axis in inner.values() and not free.isdisjoint(inner):
-                    taken = {*inner.values(), *free}
-                    other = _another(axis, taken, extents)
-                    inner = {**inner, axis: other}
-                    axis = other
-                words = op, axis, _with_names(where, inner)
-            memo[key] = term(node.head, words, tuple(visit(each, inner) for each in node.args))
-        return memo[key]
+    def bound(fold: Term, names: Mapping[str, str], _: int) -> str:
+        axis, free = fold.words[1], _names_in(fold, ("Leaf", "Local"))
+        if axis not in names.values() or free.isdisjoint(names):
+            return axis
+        return _another(axis, {*names.values(), *free}, extents)
 
-    return visit(root, names)
+    return _renamed(root, names, bound)
 
 
 def without_names(root: Term, prefix: str) -> Term:
     """A term with numbers behind a prefix, which no name in it starts with, for the names of the axes that it folds over: two that differ in
     these alone are the same then."""
+    return _renamed(root, {}, lambda fold, names, depth: f"{prefix}{depth}")
+
+
+def _renamed(
+    root: Term, names: Mapping[str, str], bound: Callable[[Term, Mapping[str, str], int], str]
+) -> Term:
+    """A term with other names for axes: free ones have those of `names`, and each fold is over what `bound` says of it, of the names that
+    hold around it, and of how many folds are around it."""
     memo: dict[tuple[Term, frozenset[tuple[str, str]], int], Term] = {}
 
     def visit(node: Term, names: Mapping[str, str], depth: int) -> Term:
@@ -454,12 +448,13 @@ def without_names(root: Term, prefix: str) -> Term:
                 words = (_with_names(node.words[0], names),)
             elif node.head == "Red":
                 op, axis, where = node.words
-                inner, depth = {**names, axis: f"{prefix}{depth}"}, depth + 1
+                inner = {old: new for old, new in names.items() if old != axis}
+                inner, depth = {**inner, axis: bound(node, inner, depth)}, depth + 1
                 words = op, inner[axis], _with_names(where, inner)
             memo[key] = term(node.head, words, tuple(visit(each, inner, depth) for each in node.args))
         return memo[key]
 
-    return visit(root, {}, 0)
+    return visit(root, names, 0)
 
 
 MOST_EXPONENTS = 64

@@ -151,12 +151,17 @@ def _is_load(value: Term) -> bool:
 
 def _is_named(text: str, load: Term) -> bool:
     """Whether a leaf's text is the load that it stands for, as far as its indices go."""
+    tensor, index = _access(text)
+    found = [term("Leaf", (ast.unparse(part),)) for part in index]
+    return bool(index) and load.words == (tensor + AT,) and _same(_packed(found), load.args[0])
+
+
+def _access(text: str) -> tuple[str, list[ast.expr]]:
+    """The tensor that a leaf's text reads, and at which index; no index of other text."""
     match parsed(text.rstrip("'")):
         case ast.Subscript(ast.Name(tensor), index):
-            written = index.elts if isinstance(index, ast.Tuple) else [index]
-            found = [term("Leaf", (ast.unparse(part),)) for part in written]
-            return load.words == (tensor + AT,) and _same(_packed(found), load.args[0])
-    return False
+            return tensor, index.elts if isinstance(index, ast.Tuple) else [index]
+    return "", []
 
 
 def _packed(parts: Sequence[Term]) -> Term:
@@ -172,13 +177,11 @@ def _elsewhere(
     """What a kernel reads of temporaries at the positions of other axes than those that they are stored along."""
     found: dict[str, Term] = {}
     for text in _leaves(kernel):
-        match parsed(text.rstrip("'")):
-            case ast.Subscript(ast.Name(tensor), index) if tensor in axes and text not in stored:
-                written = index.elts if isinstance(index, ast.Tuple) else [index]
-                names = [part.id for part in written if isinstance(part, ast.Name)]
-                if len(names) == len(written) == len(axes[tensor]):
-                    own = stored[_loaded(tensor, axes[tensor])]
-                    found[text] = with_axes(own, dict(zip(axes[tensor], names, strict=True)), extents)
+        tensor, index = _access(text)
+        names = [part.id for part in index if isinstance(part, ast.Name)]
+        if tensor in axes and text not in stored and len(names) == len(index) == len(axes[tensor]):
+            own = stored[_loaded(tensor, axes[tensor])]
+            found[text] = with_axes(own, dict(zip(axes[tensor], names, strict=True)), extents)
     return found
 
 

@@ -146,3 +146,8 @@ def readers_of(kernel: ir.Kernel) -> Readers:
                 for value in (item.init, item.next):
                     found.setdefault(value.name, []).append((None, ir.Constant(0)))
     return found
+
+
+def is_number(op: ir.Op | None, number: float) -> bool:
+    """Whether an op makes this number, or a tile of it."""
+    return isinstance(op, ir.Constant | ir.Fill) and op.number == number

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from eqfuse.tile import nodes as ir
+from eqfuse.tile.def_use import is_number
 from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.walk import nested, ops_of, pruned, renamed, uses_of
 
@@ -28,10 +29,10 @@ def masked_first(kernel: ir.Kernel) -> ir.Kernel:
     for stmt in nested(kernel.body):
         match stmt:
             case ir.Let(value, ir.Elementwise("where", (condition, inner, other))):
-                if _is(ops.get(other.name), -math.inf):
+                if is_number(ops.get(other.name), -math.inf):
                     selects.setdefault((condition.name, inner.name), value)
                 found = _exponent(inner, ops, uses)
-                if found is not None and _is(ops.get(other.name), 0.0):
+                if found is not None and is_number(ops.get(other.name), 0.0):
                     difference, exponent = found
                     known = selects.get((condition.name, exponent.name))
                     if known is not None:
@@ -72,7 +73,3 @@ def _is_finite(value: ir.Value, ops: Mapping[str, ir.Op]) -> bool:
             return True
         case _:
             return False
-
-
-def _is(op: ir.Op | None, number: float) -> bool:
-    return isinstance(op, ir.Constant | ir.Fill) and op.number == number

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eqfuse.tile.nodes import Align, Constant, Dot, Elementwise, Fill, For, Kernel, Let, Op, Stmt, Value
+from eqfuse.tile.def_use import is_number
+from eqfuse.tile.nodes import Align, Dot, Elementwise, For, Kernel, Let, Stmt, Value
 from eqfuse.tile.walk import operands, ops_of, uses_of
 
 
@@ -76,11 +77,7 @@ def _loops(body: Sequence[Stmt], total: Value, uses: Counter[str]) -> list[For[S
             return []
         found.insert(0, loop)
         sought = item.init
-    return found if isinstance(ops.get(sought.name), Fill | Constant) and _is_zero(ops[sought.name]) else []
-
-
-def _is_zero(op: Op) -> bool:
-    return isinstance(op, Fill | Constant) and op.number == 0
+    return found if is_number(ops.get(sought.name), 0) else []
 
 
 def _chain(loops: Sequence[For[Stmt]], total: Value) -> set[Value]:

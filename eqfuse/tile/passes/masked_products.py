@@ -19,15 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from eqfuse.tile.def_use import is_number
 from eqfuse.tile.nodes import (
     Align,
     Bound,
-    Carried,
     Cast,
     Constant,
     Dot,
     Elementwise,
-    Fill,
     FinitePart,
     For,
     Kernel,
@@ -59,30 +58,20 @@ def _looked_at_once(kernel: Kernel) -> Kernel:
             body.append(stmt)
             continue
 
-        def unmasked(let: Let) -> Sequence[Stmt]:
-            match let.op:
-                case Dot() as dot:
-                    return (replace(let, op=replace(dot, left_mask=None, right_mask=None)),)
-            return (let,)
-
         found, looks = _some_not_finite(states, draft)
         stop = draft.new(f"{stmt.axis}_again", (), stmt.stop.dtype)
         again = Let(stop, Elementwise("where", (found, stmt.stop, stmt.start)))
         names = {value.name: draft.new(value.name, value.dims, value.dtype) for value in defined((stmt,))}
-        copied = renamed(stmt, names)
-        body += [replace(stmt, body=changed(stmt.body, unmasked)), *looks, again]
-        body.append(
-            replace(
-                copied,
-                stop=stop,
-                rare=True,
-                carried=tuple(
-                    Carried(new.value, old.init, new.next)
-                    for new, old in zip(copied.carried, stmt.carried, strict=True)
-                ),
-            )
-        )
+        body += [replace(stmt, body=changed(stmt.body, _unmasked)), *looks, again]
+        body.append(replace(renamed(stmt, names), stop=stop, rare=True))
     return kernel if tuple(body) == kernel.body else draft.kernel_of(body)
+
+
+def _unmasked(let: Let) -> Sequence[Stmt]:
+    match let.op:
+        case Dot() as dot:
+            return (replace(let, op=replace(dot, left_mask=None, right_mask=None)),)
+    return (let,)
 
 
 def _that_show(loop: For[Stmt], ops: Mapping[str, Op]) -> list[Value]:
@@ -105,19 +94,24 @@ def _that_show(loop: For[Stmt], ops: Mapping[str, Op]) -> list[Value]:
 
 def _absorbed(value: Value, ops: Mapping[str, Op]) -> set[str]:
     """The names of the values of which no element can be infinite or NaN without some element of this one being so."""
-    found = {value.name}
-    match ops.get(value.name):
-        case Align(part) | Cast(part):
-            found |= _absorbed(part, ops)
-        case Elementwise("add" | "sub" | "mul", (left, right)):
-            found |= _absorbed(left, ops) | _absorbed(right, ops)
-        case Elementwise("where", (condition, part, other)) if isinstance(
-            _made_by(condition, ops), Bound
-        ) and _is_zero(other, ops):
-            found |= _absorbed(part, ops)  # past the end, loads give 0
-        case Dot(left, right, _, accumulator, None, None):
-            for part in (left, right, *((accumulator,) if accumulator is not None else ())):
-                found |= _absorbed(part, ops)
+    found: set[str] = set()
+    todo = [value]
+    while todo:
+        made = todo.pop()
+        if made.name in found:
+            continue
+        found.add(made.name)
+        match ops.get(made.name):
+            case Align(part) | Cast(part):
+                todo.append(part)
+            case Elementwise("add" | "sub" | "mul", parts):
+                todo += parts
+            case Elementwise("where", (condition, part, other)) if isinstance(
+                ops.get(_source(condition, ops)), Bound
+            ) and is_number(ops.get(_source(other, ops)), 0):
+                todo.append(part)  # past the end, loads give 0
+            case Dot(left, right, _, accumulator, None, None):
+                todo += (left, right) if accumulator is None else (left, right, accumulator)
     return found
 
 
@@ -126,15 +120,6 @@ def _source(value: Value, ops: Mapping[str, Op]) -> str:
         case Align(part) | Cast(part):
             return _source(part, ops)
     return value.name
-
-
-def _made_by(value: Value, ops: Mapping[str, Op]) -> Op | None:
-    return ops.get(_source(value, ops))
-
-
-def _is_zero(value: Value, ops: Mapping[str, Op]) -> bool:
-    made = _made_by(value, ops)
-    return isinstance(made, Constant | Fill) and made.number == 0
 
 
 def _some_not_finite(states: Sequence[Value], draft: Draft) -> tuple[Value, list[Let]]:

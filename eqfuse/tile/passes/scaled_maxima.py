@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.tile import nodes as ir
-from eqfuse.tile.def_use import Readers, readers_of
+from eqfuse.tile.def_use import Readers, is_number, readers_of
 from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.walk import defined, lets_of, ops_of
 
@@ -101,7 +101,7 @@ def for_a_maximum(value: ir.Value, readers: Readers, ops: Mapping[str, ir.Op]) -
         for reader, op in readers.get(here.name, []):
             match op:
                 case ir.Elementwise("where", (_, inner, other)) if reader is not None and inner == here:
-                    if not _is_least(ops.get(other.name)):
+                    if not is_number(ops.get(other.name), -math.inf):
                         return False
                     pending.append(reader)
                 case ir.ReduceTile("max", _, _):
@@ -111,10 +111,6 @@ def for_a_maximum(value: ir.Value, readers: Readers, ops: Mapping[str, ir.Op]) -
                 case _:
                     return False
     return folded
-
-
-def _is_least(op: ir.Op | None) -> bool:
-    return isinstance(op, ir.Constant | ir.Fill) and op.number == -math.inf
 
 
 def _signs(draft: Draft, scale: ir.Value) -> _Scale:
