@@ -418,7 +418,7 @@ class Partition:
         apart = [output for output in outputs if self._prefix(output) is None]
         kept = {r for output in outputs if output not in apart for r in self._prefixes([output.expr])}
         kept -= set(reductions(*(output.expr for output in apart)))
-        seen: set[Reduce] = set()
+        seen: dict[Reduce, None] = {}
 
         def visit(roots: Iterable[Expr], above: Scanned | None) -> None:
             for reduce in frontier(*roots):
@@ -427,7 +427,7 @@ class Partition:
                 whole = above is not None and found is None and reduce.axis == above.whole.axis
                 if reduce in seen:
                     continue
-                seen.add(reduce)
+                seen[reduce] = None
                 made = Output("", self._laid_out(reduce), reduce)
                 walked = self.at_positions and found is None and self._prefix(made) is not None
                 if walked:
@@ -444,7 +444,7 @@ class Partition:
                 if is_small and self._scanned(reduce) is not None and reduce not in stored:
                     self._store(reduce, stored)
             for reduce in prefixes:
-                seen.add(reduce)
+                seen[reduce] = None
                 visit([reduce.body], self._scanned(reduce))
 
         for output in outputs:
