@@ -42,10 +42,10 @@ class Contraction:
     def __call__(self, left: Array, right: Array, product: Product) -> Array:
         """The sums, with the products summed as `product` does it."""
         kept = (*self.batch, *self.rows, *self.columns)
-        lengths = [max(left.shape[dim], right.shape[dim]) for dim in kept]
+        shape = np.broadcast_shapes(left.shape, right.shape)
+        lengths = [shape[dim] for dim in kept]
         batch, rows, columns = (
-            prod(max(left.shape[dim], right.shape[dim]) for dim in dims)
-            for dims in (self.batch, self.rows, self.columns)
+            prod(shape[dim] for dim in dims) for dims in (self.batch, self.rows, self.columns)
         )
         one = left.transpose(*self.batch, *self.rows, self.axis, *self.columns)
         two = right.transpose(*self.batch, *self.rows, self.axis, *self.columns)
