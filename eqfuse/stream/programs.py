@@ -22,6 +22,7 @@ from eqfuse.terms.extents import with_computed
 from eqfuse.terms.folds import only_where
 from eqfuse.terms.nodes import (
     Axis,
+    Const,
     Expr,
     Load,
     Local,
@@ -266,6 +267,10 @@ class _Writer:
         """With the number of positions of the whole axis as a scalar."""
         return transform(expr, lambda node: Scalar(COUNT) if node is Size(self.axis) else node)
 
+    def _is_real(self, name: str) -> bool:
+        """Whether a name is that of a state of real numbers, in one of two parts or in the only one."""
+        return self.kinds.get(name, self.kinds.get(name[:-2] if name[-2:] in ("_a", "_b") else "")) == "acc"
+
     def _within(self, expr: Expr, dims: Mapping[str, tuple[str, ...]]) -> Expr:
         """With states as tensors, and positions counted from the stream's first. Raises EqfuseError."""
         memo: dict[Expr, Expr] = {}
@@ -273,7 +278,10 @@ class _Writer:
             match node:
                 case Local(name, own):
                     axes = dims.get(name, own)
-                    memo[node] = Load(name, tuple(map(Axis, axes))) if axes else Scalar(name)
+                    if not axes and self._is_real(name):
+                        memo[node] = Load(name, (Const(0),))  # a tensor: numbers have no dtype of their own
+                    else:
+                        memo[node] = Load(name, tuple(map(Axis, axes))) if axes else Scalar(name)
                 case Load(tensor, index):
                     for dimension, part in enumerate(index):
                         is_own = isinstance(part, Axis) and part.name in self.streamed

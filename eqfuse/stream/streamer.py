@@ -239,5 +239,9 @@ def _torch(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scalars(values: Mapping[str, torch.Tensor], states: Sequence[State]) -> dict[str, Any]:
-    """States without axes as the numbers that programs take for them."""
-    return {state.name: values[state.name] if state.dims else values[state.name].item() for state in states}
+    """States without axes as programs take them: integers as numbers, real ones as tensors of one, which have a dtype."""
+    return {
+        state.name: value if state.dims else value.reshape(1) if value.is_floating_point() else value.item()
+        for state in states
+        for value in (values[state.name],)
+    }
