@@ -29,7 +29,7 @@ from eqfuse.extract.call_estimate import CallEstimate
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
 from eqfuse.loops.nodes import Nest
-from eqfuse.loops.plan import Plan
+from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.loops.plans import Plans
 from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded, recorded
@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.differentiate.divide import ChunkedCall, Chunker
     from eqfuse.explain.report import Listings, Report
     from eqfuse.proof.derivation import Derivation
+    from eqfuse.stream.aggregate import Aggregate
     from eqfuse.stream.streamer import Streamer, StreamState
     from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.tune.tuner import Limits, Tuning
@@ -560,6 +561,10 @@ class Kernel:
             found = known.by(names, of, alike, halves, saves) if of else known.alone(names)
             return found.kernel  # type: ignore[return-value]
 
+    def made(self, source: str) -> Kernel:
+        """The kernel of a text that was made of this one's program, compiled as this one is."""
+        return self._like(source)
+
     def alike(self, source: str) -> Kernel:
         """The kernel of another text, compiled as this one is."""
         with self.derived.scope.entered():
@@ -585,21 +590,27 @@ class Kernel:
 
         Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have, nor prefixes along it.
         """
-        from eqfuse.stream.programs import long_prefixes, stream_of
+        from eqfuse.stream.programs import stream_of
         from eqfuse.stream.streamer import Streamer
 
         with self._lock:
             if self._stream is None:
-                general = self._general
-                plans = (general.chosen.plan, *Plans(candidate.plan for candidate in general.candidates))
-                if extents := long_prefixes(self.program):
-                    asked = Asked(extents, program_dtypes(self.program), self.device)
-                    with suppress(ScheduleError, OverLimit):
-                        plans = (*(c.plan for c in compiler.choose(self.derived, asked)[0]), *plans)
-                merged = [plan.kernels for plan in plans if plan.form != "written"]
-                found = stream_of(self.program, merged, self.why_not)
+                found = stream_of(self.program, self.merged_plans(), self.why_not)
                 self._stream = Streamer(found, self.program, self._like, self._lock)
             return self._stream
+
+    def merged_plans(self) -> list[tuple[KernelPlan, ...]]:
+        """The kernels of every plan whose reductions are the rewritten ones, those that walk long prefixes first."""
+        from eqfuse.stream.programs import long_prefixes
+
+        with self._lock:
+            general = self._general
+            plans = (general.chosen.plan, *Plans(candidate.plan for candidate in general.candidates))
+            if extents := long_prefixes(self.program):
+                asked = Asked(extents, program_dtypes(self.program), self.device)
+                with suppress(ScheduleError, OverLimit):
+                    plans = (*(c.plan for c in compiler.choose(self.derived, asked)[0]), *plans)
+            return [plan.kernels for plan in plans if plan.form != "written"]
 
     def _like(self, source: str, kept: tuple[str, ...] = ()) -> Kernel:
         """A kernel of a text that was made of this one's program, compiled as this one is; what it reads that is `kept`, as text."""
@@ -642,6 +653,20 @@ class Kernel:
         Arguments(self.program).all_named(unnamed)
         with undisturbed():
             return self.stream.finish(state, values)
+
+    @property
+    def aggregate(self) -> Aggregate:
+        """The stream as an aggregation of data engines (`.dask()`, `.delayed()`, `.ray()`, `.spark()`), or by hand: `.zero()`,
+        `.reduce(state, chunk)`, `.merge(a, b)` and `.finish(state)` on Arrow records, in any process (docs/data_engines.md).
+        A chunk has the program's tensors by name, in their shapes but for the streamed axis, along which it has any number of
+        positions; or it is a table with a row for each.
+
+        Raises EqfuseError where `stream` does, and for programs of prefixes. Needs pyarrow: `pip install 'eqfuse[data]'`.
+        """
+        from eqfuse.operator.content import kernel_of
+        from eqfuse.stream.aggregate import aggregate_of
+
+        return aggregate_of(self.content, kernel_of, self.derived.scope, self.program, self.stream.stream)
 
     # -- inspection --------------------------------------------------------------------------------
 
