@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from eqfuse.extend.rules import rule, rules
     from eqfuse.ops.patch import patch
     from eqfuse.proof.derivation import Derivation
+    from eqfuse.sharding.sharded import shard
     from eqfuse.torch.program import from_torch
     from eqfuse.verify.equivalence import equivalent
 
@@ -54,6 +55,7 @@ _AT_FIRST_USE = {
     "reduction": "extend.reductions",
     "rule": "extend.rules",
     "rules": "extend.rules",
+    "shard": "sharding.sharded",
 }
 """Public names that a start does not wait for, and the modules that have them."""
 
@@ -199,4 +201,5 @@ __all__ = [
     "reference",
     "rule",
     "rules",
+    "shard",
 ]

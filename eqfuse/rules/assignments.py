@@ -42,6 +42,18 @@ def updates(group: Group, merge: Merge) -> Iterator[Assignment]:
         yield Assignment(state, f"{state}_new", dims[state], written_out(update.value))
 
 
+def of_none(group: Group, merge: Merge) -> Iterator[Assignment]:
+    """What a tile makes of states that have seen nothing."""
+    unseen: dict[str, Expr] = {state.name: identity(state.op) for state in group.states}
+    dims = _dims(group)
+    for update in merge.update:
+        state = update.state
+        for part in update.parts:
+            yield Assignment(state, part.name, dims[state], Reduce(part.op, group.axis, part.body))
+        value = simplified(update.value, unseen, Const(True), True)
+        yield Assignment(state, f"{state}_new", dims[state], written_out(transform(value, _other_side)))
+
+
 def combines(group: Group, merge: Merge) -> Iterator[Assignment]:
     """What the states of two parts make."""
     dims = _dims(group)

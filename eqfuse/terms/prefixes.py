@@ -63,6 +63,15 @@ class Prefix:
             place += f" {'+' if self.backwards else '-'} {self.lag}"
         return f"{axis} {'>' if self.backwards else '<'}{'' if self.exclusive else '='} {place}"
 
+    def condition(self, axis: str) -> Expr:
+        """The same as an expression."""
+        place: Expr = Axis(self.at)
+        if self.mirrored:
+            place = call("sub", call("sub", Size(axis), Const(1)), place)
+        if self.lag:
+            place = call("add" if self.backwards else "sub", place, Const(self.lag))
+        return call(("g" if self.backwards else "l") + ("t" if self.exclusive else "e"), Axis(axis), place)
+
     @property
     def complement(self) -> Prefix:
         """The other positions of the axis: those that are less than 0 positions behind have more than the position itself."""

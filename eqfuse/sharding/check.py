@@ -1,0 +1,242 @@
+"""The steps of a sharded program on simulated ranks, against the program as written, in a finite field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eqfuse.certification import Checks
+from eqfuse.rules.merge import State
+from eqfuse.sharding.engine import Place, run
+from eqfuse.sharding.exchange import Run, joined, simulated
+from eqfuse.sharding.nodes import Line, Sharding, ShardPlan
+from eqfuse.terms.domain import Domain
+from eqfuse.terms.folds import identity
+from eqfuse.terms.interpreter import TRIAL, Env, evaluate_all, expand
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Program, children, rebuild, walk
+from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.check import check_stages
+from eqfuse.verify.sampling import Inputs
+from eqfuse.verify.sizes import small_extents
+from eqfuse.verify.source import Stage
+
+CUTS: tuple[Callable[[int], tuple[int, ...]], ...] = (
+    lambda n: (n,),
+    lambda n: ((n + 1) // 2, n // 2),
+    lambda n: (0, n - n // 2, n // 2),
+    lambda n: (*(int(k < n) for k in range(3)), max(0, n - 3)),
+    lambda n: (n - n // 3 - n // 4, 0, n // 3, 0, n // 4),
+)
+"""How many positions of an axis of `n` each of one to five ranks has: ragged, some of them none."""
+
+
+class Held(NamedTuple):
+    """An array of a rank, with a first dimension of trials or without."""
+
+    data: Any
+    trials: bool
+
+
+class FieldArrays:
+    """Arrays of a domain, and numpy's of integers."""
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+
+    def stack(self, arrays: Sequence[Held]) -> Held:
+        at = int(arrays[0].trials)
+        parts = [self._with_dim(each, at) for each in arrays]
+        return self.join([Held(part, bool(at)) for part in parts], 0)
+
+    def _with_dim(self, held: Held, at: int) -> Any:
+        shape = self._shape(held.data)
+        return self._reshaped(held.data, (*shape[:at], 1, *shape[at:]))
+
+    def join(self, arrays: Sequence[Held], dimension: int) -> Held:
+        at = dimension + arrays[0].trials
+        shapes = [self._shape(each.data) for each in arrays]
+        total = sum(shape[at] for shape in shapes)
+        if isinstance(arrays[0].data, np.ndarray):
+            return Held(np.concatenate([each.data for each in arrays], at), arrays[0].trials)
+        found = self.domain.full((*shapes[0][:at], total, *shapes[0][at + 1 :]), 0.0)
+        start = 0
+        for each, shape in zip(arrays, shapes, strict=True):
+            self.domain.put(found, (*[slice(None)] * at, slice(start, start + shape[at])), each.data)
+            start += shape[at]
+        return Held(found, arrays[0].trials)
+
+    def part(self, array: Held, dimension: int, start: int, length: int) -> Held:
+        index = (*[slice(None)] * (dimension + array.trials), slice(start, start + length))
+        data = array.data
+        return Held(
+            data[index] if isinstance(data, np.ndarray) else self.domain.take(data, index), array.trials
+        )
+
+    def fold(self, op: str, arrays: Sequence[Held]) -> Held:
+        stacked = self.stack(arrays)
+        if isinstance(stacked.data, np.ndarray):
+            folds = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+            return Held(folds[op].reduce(stacked.data, axis=int(stacked.trials)), stacked.trials)
+        return Held(self.domain.reduce(op, stacked.data, int(stacked.trials)), stacked.trials)
+
+    def _shape(self, data: Any) -> tuple[int, ...]:
+        return data.shape if isinstance(data, np.ndarray) else self.domain.shape(data)
+
+    def _reshaped(self, data: Any, shape: tuple[int, ...]) -> Any:
+        return data.reshape(shape) if isinstance(data, np.ndarray) else self.domain.reshape(data, shape)
+
+    def shape(self, array: Held) -> tuple[int, ...]:
+        return self._shape(array.data)[int(array.trials) :]
+
+
+class Interpreted(FieldArrays):
+    """A rank's computations, interpreted."""
+
+    def __init__(self, domain: Domain, trials: int, every: Mapping[str, str]) -> None:
+        super().__init__(domain)
+        self.trials, self.every = trials, every
+
+    def compute(
+        self, lines: Sequence[Line], gives: Sequence[str], values: Mapping[str, Any], place: Place
+    ) -> dict[str, Held]:
+        known = {line.name: line for line in lines}
+        written: dict[str, Expr] = {}
+        for line in lines:
+            written[line.name] = _inlined(line.value, known, written)
+        exprs = [written[name] for name in gives]
+        extents = place.local() | {own: place.extents[axis] for own, axis in self.every.items()}
+        tensors: dict[str, Any] = {}
+        local: dict[str, Any] = {}
+        memo: dict[Expr, Expr] = {}
+        for node in walk(*exprs):
+            match node:
+                case Load(name, index) if self._is_integers(values[name]) and values[name].trials:
+                    axes = tuple(part.name for part in index if isinstance(part, Axis))
+                    local[name] = ((TRIAL, *axes), values[name].data)
+                    memo[node] = Local(name, axes)
+                case Load(name, index):
+                    tensors[name] = values[name].data
+                    memo[node] = Load(name, tuple(memo[part] for part in index))
+                case Local(name, _):
+                    local[name] = ((TRIAL,) if values[name].trials else (), values[name].data)
+                    memo[node] = node
+                case _:
+                    memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
+            if isinstance(node, Load):
+                for part, size in zip(node.index, self.shape(values[node.tensor]), strict=True):
+                    if isinstance(part, Axis) and part.name not in place.extents:
+                        extents[part.name] = size
+        scalars = {name: v for name, v in values.items() if not isinstance(v, Held)}
+        env = Env(self.domain, tensors, scalars, extents, locals=local, batch=self.trials)
+        made = evaluate_all([memo[expr] for expr in exprs], env)
+        return {
+            name: Held(expand(value, (TRIAL, *known[name].axes), env), True)
+            for name, value in zip(gives, made, strict=True)
+        }
+
+    def _is_integers(self, held: Any) -> bool:
+        return isinstance(held, Held) and isinstance(held.data, np.ndarray)
+
+    def nothing(self, state: State, values: Mapping[str, Any], place: Place) -> Held:
+        extents = place.local()
+        shape = (self.trials, *(extents[axis] for axis in state.dims))
+        number = identity(state.op)
+        assert isinstance(number, Const)
+        return Held(self.domain.full(shape, float(number.value)), True)
+
+
+def _inlined(expr: Expr, lines: Mapping[str, Line], written: Mapping[str, Expr]) -> Expr:
+    """With what it reads of other lines; those are read at their own axes."""
+    memo: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        match node:
+            case Load(name, index) if name in lines:
+                assert index == tuple(map(Axis, lines[name].axes)), (name, index)
+                memo[node] = written[name]
+            case Local(name, _) if name in lines:
+                memo[node] = written[name]
+            case _:
+                memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
+    return memo[expr]
+
+
+def stage(
+    program: Program, sharded: ShardPlan, sharding: Sharding, extents: Mapping[str, int], number: int
+) -> Stage:
+    """The steps on as many ranks as a turn says, as a stage of verification."""
+    cut = CUTS[number % len(CUTS)]
+    meshes = tuple(dict.fromkeys(sharding.meshes.values()))
+    lengths = {axis: cut(_extent(axis, sharding, extents)) for axis in sharding.meshes}
+    size = {mesh: len(cut(1)) for mesh in meshes}
+
+    def run_in(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
+        return simulate(program, sharded, sharding, lengths, size, inputs, domain)
+
+    parts = "; ".join(f"{axis}: {', '.join(map(str, each))}" for axis, each in lengths.items())
+    return Stage(
+        f"{sharded.strategy}, {len(cut(1))} ranks", run_in, extents, f"positions of each rank: {parts}"
+    )
+
+
+def _extent(axis: str, sharding: Sharding, extents: Mapping[str, int]) -> int:
+    return next(extents[own] for own, of in sharding.classes.items() if of == axis and own in extents)
+
+
+def simulate(
+    program: Program,
+    sharded: ShardPlan,
+    sharding: Sharding,
+    lengths: Mapping[str, tuple[int, ...]],
+    size: Mapping[str, int],
+    inputs: Inputs,
+    domain: Domain,
+) -> dict[str, Any]:
+    """The outputs of the ranks, put together."""
+    meshes = tuple(size)
+    machine = Interpreted(domain, inputs.trials, sharded.every)
+    along = sharding.along(program)
+    ranks: list[tuple[Run, Mapping[str, int]]] = []
+    for numbers in product(*(range(size[mesh]) for mesh in meshes)):
+        rank = dict(zip(meshes, numbers, strict=True))
+        place = Place(sharding, rank, size, lengths, inputs.extents)
+        given: dict[str, Any] = dict(inputs.scalars)
+        for name, value in inputs.tensors.items():
+            held = Held(value, inputs.varied or not isinstance(value, np.ndarray))
+            for (tensor, dimension), axis in along.items():
+                if tensor == name and axis not in sharding.outputs:
+                    held = machine.part(held, dimension, place.start(axis), place.length(axis))
+            given[name] = held
+        ranks.append((run(sharded, place, given, machine), rank))
+    results = simulated(ranks, machine)
+    found = {}
+    for output in program.outputs:
+        at = {sharding.mesh(axis): dimension for dimension, axis in enumerate(output.axes)}
+        parts = [result[output.name] for result in results]
+        where = {mesh: at.get(mesh) for mesh in meshes}
+        found[output.name] = joined(parts, where, [rank for _, rank in ranks], machine).data
+    return found
+
+
+def certified(
+    program: Program, plan: ShardPlan, sharding: Sharding, dtypes: Mapping[str, str], checks: Checks
+) -> Certificate:
+    """What verification says of the steps on one to five ranks, whose shards are ragged and empty."""
+
+    def stages(extents: Mapping[str, int], number: int) -> list[Stage]:
+        return [stage(program, plan, sharding, extents, number + turn) for turn in range(len(CUTS))]
+
+    extents = small_extents(program, checks.scalars)
+    return check_stages(
+        program,
+        stages(extents, 0),
+        trials=checks.trials,
+        dtypes=dtypes,
+        scalars=checks.scalars,
+        special="lost",
+        bound=checks.bound,
+        elsewhere=lambda sizes, number: stages(sizes, number)[number % len(CUTS) :][:1],
+        limits=checks.limits,
+    )

@@ -1,0 +1,111 @@
+"""A rank's computations on torch tensors: kernels of what it computes between two exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from eqfuse.arguments import DTYPE_NAMES, Arguments, Given
+from eqfuse.devices import place_of
+from eqfuse.kernel import Kernel
+from eqfuse.rules.merge import State
+from eqfuse.sharding.engine import Place
+from eqfuse.sharding.exchange import Join, Pass, Request, Run, TorchArrays, answer
+from eqfuse.sharding.nodes import Line, ShardPlan
+from eqfuse.sharding.texts import Text, Texts
+from eqfuse.terms.extents import axes_along
+from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.folds import identity
+from eqfuse.terms.nodes import Const
+from eqfuse.terms.sizes import places
+
+
+class Answers(Protocol):
+    def answer(self, request: Request) -> Any: ...
+
+
+def driven(program: Run, group: Callable[[str], Answers]) -> dict[str, Any]:
+    """What a rank's program makes, whose requests the ranks along a dimension of the mesh answer."""
+    got: Any = None
+    while True:
+        try:
+            request = program.send(got)
+        except StopIteration as end:
+            result: dict[str, Any] = end.value
+            return result
+        got = group(request.mesh).answer(request)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Answers of the right shapes with no other rank: what a rank runs once with, so that its kernels are compiled."""
+
+    place: Place
+    mesh: str
+
+    def answer(self, request: Request) -> Any:
+        n, rank = self.place.size[self.mesh], self.place.rank[self.mesh]
+        if isinstance(request, Pass):
+            got = [t.new_zeros(shape) for t, shape in zip(request.tensors, request.like, strict=True)]
+            return lambda: None if request.sources[rank] is None else got
+        if not isinstance(request, Join):
+            return answer([request] * n, rank, TorchArrays())
+        operands = list(zip(request.tensors, request.dimensions, request.lengths, strict=True))
+        whole = [
+            tensor.new_zeros([sum(each) if at == dimension else size for at, size in enumerate(tensor.shape)])
+            for tensor, dimension, each in operands
+        ]
+        return whole
+
+
+class Kernels(TorchArrays):
+    """A rank's computations, by kernels of the texts of a plan's steps, for tensors of the dtypes and the device of those given."""
+
+    def __init__(self, kernel: Kernel, plan: ShardPlan, given: Given) -> None:
+        self.kernel, self.plan, self.device = kernel, plan, place_of(given.tensors)
+        dtypes = {name: DTYPE_NAMES[tensor.dtype] for name, tensor in given.tensors.items()}
+        self._texts = Texts(kernel.program, plan, dtypes)
+        self._made: dict[tuple[str, ...], tuple[Text, Kernel, tuple[str, ...]]] = {}
+
+    def compute(
+        self, lines: Sequence[Line], gives: Sequence[str], values: Mapping[str, Any], place: Place
+    ) -> dict[str, Any]:
+        key = tuple(gives)
+        if key not in self._made:
+            text = self._texts.text(lines, gives)
+            kernel = self.kernel.made(text.source)
+            given = {axis for axis, *_ in places(kernel.program)} | {*kernel.program.domains}
+            missing = axes_along(kernel.program.outputs, ()) - given - {*kernel.program.lengths}
+            self._made[key] = text, kernel, tuple(sorted(missing))
+        text, kernel, lacking = self._made[key]
+        read = {
+            name: values[name].reshape(1) if name in text.single else values[name]
+            for name in Arguments(kernel.program).names
+        }
+        sizes = None
+        if lacking:
+            extents = place.local() | {own: place.extents[of] for own, of in self.plan.every.items()}
+            sizes = {axis: extents[axis] for axis in lacking}
+        made = kernel(**read, sizes=sizes)
+        return dict(zip(gives, made if isinstance(made, tuple) else (made,), strict=True))
+
+    def nothing(self, state: State, values: Mapping[str, Any], place: Place) -> torch.Tensor:
+        extents, number = place.local(), identity(state.op)
+        assert isinstance(number, Const)
+        dtype = TORCH_DTYPES[self._texts.kept[self._texts.kinds[state.name]]]
+        shape = [extents[axis] for axis in state.dims]
+        return torch.full(shape, _fitting(float(number.value), dtype), dtype=dtype, device=self.device)
+
+    def shape(self, array: torch.Tensor) -> tuple[int, ...]:
+        return tuple(array.shape)
+
+
+def _fitting(number: float, dtype: torch.dtype) -> float | int:
+    """A number of a dtype, the farthest where integers have no infinity."""
+    if dtype.is_floating_point:
+        return number
+    bounds = torch.iinfo(dtype)
+    return int(number) if abs(number) != float("inf") else bounds.max if number > 0 else bounds.min

@@ -1,0 +1,195 @@
+"""A program that every rank runs on its shards: computations, and collectives between them.
+
+All ranks run the same steps. A value is a tensor that a rank holds, by name; a value whose axes are sharded is a rank's part of
+it, any other is the same on every rank, or a rank's own partial state until a collective makes one of all. A value without
+axes has one element. `mesh` names the dimension of the mesh along which ranks exchange.
+
+What a collective makes of values `x` of all ranks, in the order of the ranks:
+
+    AllGather    x_all[rank, ...]    every rank's x
+    AllReduce    x_all               op over the ranks of x
+    AllToAll     x_all[rank, ...]    every rank's x, at this rank's positions of an axis
+    Tree         x_all               the merge of all x, of two at a time
+    Concatenate  x_all               a sharded tensor, whole along a dimension
+    Narrow       x_own               a whole tensor, at this rank's positions along a dimension: nothing is sent
+    Ring         x                   a state that has seen the operands of all ranks, which are passed on from rank to rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from eqfuse.fast_dataclass import dataclass
+from eqfuse.rules.merge import State
+from eqfuse.terms.nodes import Expr, Program
+from eqfuse.terms.sizes import places
+
+RANK, PASSED = "rank", "passed"
+"""The axis of what every rank has sent; the end of the names of operands that are passed on, and of their axis."""
+
+
+Operand = tuple[str, int, str, str]
+"""A tensor, a dimension of it, the sharded axis along that, and the name of what is made of it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """`name[axes] = value`. A value reads tensors and other values as `Load`, and values without axes as `Local`. It is a reduction
+    over the positions up to each one of an axis where it `is_prefix`: a walk over the axis computes all."""
+
+    name: str
+    axes: tuple[str, ...]
+    value: Expr
+    is_prefix: bool = False
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A program in the language, and the values of it that are kept."""
+
+    lines: tuple[Line, ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AllGather:
+    mesh: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    mesh: str
+    op: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """`axis` is the one of which every rank gets its positions."""
+
+    mesh: str
+    values: tuple[str, ...]
+    axis: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """`merge` makes of states `x_a` and `x_b` of two adjacent parts `x_new`."""
+
+    mesh: str
+    values: tuple[str, ...]
+    merge: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Concatenate:
+    """Tensors that become whole along a dimension."""
+
+    mesh: str
+    tensors: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Narrow:
+    tensors: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """`update` makes of states `x` and of the operands of one rank, `t_passed` for each of `tensors`, `x_new`; before any, they are
+    the identities of `states`. The first position of these operands is the scalar `start_of(PASSED)`."""
+
+    mesh: str
+    states: tuple[State, ...]
+    tensors: tuple[Operand, ...]
+    update: tuple[Line, ...]
+
+
+Step = Compute | AllGather | AllReduce | AllToAll | Tree | Concatenate | Narrow | Ring
+Exchange = AllGather | AllReduce | AllToAll | Tree | Concatenate | Ring
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Which axes are sharded: `classes` has for each of them the name that all axes of the same extent share, `meshes` for each
+    class its dimension of the mesh. Axes of `outputs` are so in outputs alone: tensors that have them are whole."""
+
+    classes: Mapping[str, str]
+    meshes: Mapping[str, str]
+    outputs: frozenset[str] = frozenset()
+
+    def along(self, program: Program) -> dict[tuple[str, int], str]:
+        """The sharded axes, by class, along the dimensions of the program's tensors."""
+        return {
+            (tensor, dimension): self.classes[axis]
+            for axis, tensor, dimension in places(program)
+            if axis in self.classes
+        }
+
+    def mesh(self, axis: str) -> str | None:
+        """The dimension of the mesh that an axis is sharded over."""
+        found = self.classes.get(axis)
+        return None if found is None else self.meshes[found]
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The steps of all ranks, by one strategy."""
+
+    strategy: str
+    steps: tuple[Step, ...]
+    dims: Mapping[str, tuple[str, ...]]
+    """The axes of every value but the inputs'."""
+    every: Mapping[str, str]
+    """The sharded axes that are whole in some step, by their names there."""
+
+
+def start_of(axis: str) -> str:
+    """The scalar that has the position of a rank's first element along an axis."""
+    return f"start_{axis}"
+
+
+def total_of(axis: str) -> str:
+    """The scalar that has the extent of a sharded axis over all ranks."""
+    return f"total_{axis}"
+
+
+def own_rank(mesh: str) -> str:
+    """The scalar that has a rank's number along a dimension of the mesh."""
+    return f"{RANK}_{mesh}"
+
+
+def shown(steps: Sequence[Step]) -> str:
+    """Steps as text."""
+    lines: list[str] = []
+    for step in steps:
+        match step:
+            case Compute(own, gives):
+                lines += [f"compute {', '.join(gives)}", *(f"    {_line(line)}" for line in own)]
+            case AllGather(mesh, values):
+                lines.append(f"all-gather over {mesh}: {', '.join(values)}")
+            case AllReduce(mesh, op, values):
+                lines.append(f"all-reduce by {op} over {mesh}: {', '.join(values)}")
+            case AllToAll(mesh, values, axis):
+                lines.append(f"all-to-all over {mesh} along {axis}: {', '.join(values)}")
+            case Tree(mesh, values, merge):
+                lines.append(f"merge by pairs over {mesh}: {', '.join(values)}")
+                lines += [f"    {_line(line)}" for line in merge]
+            case Concatenate(mesh, tensors):
+                lines.append(f"all-gather over {mesh}: {_named(tensors)}")
+            case Narrow(tensors):
+                lines.append(f"own part of {_named(tensors)}")
+            case Ring(mesh, _, tensors, update):
+                lines.append(f"for the operands of each rank, passed on over {mesh}: {_named(tensors)}")
+                lines += [f"    {_line(line)}" for line in update]
+    return "\n".join(lines)
+
+
+def _line(line: Line) -> str:
+    axes = f"[{', '.join(line.axes)}]" if line.axes else ""
+    return f"{line.name}{axes} = {line.value}"
+
+
+def _named(tensors: Sequence[Operand]) -> str:
+    return ", ".join(f"{name} along {axis}" for name, _, axis, _ in tensors)
