@@ -10,8 +10,8 @@ import numpy as np
 
 from eqfuse.certification import Checks
 from eqfuse.rules.merge import State
-from eqfuse.sharding.engine import Place, run
-from eqfuse.sharding.exchange import Run, joined, simulated
+from eqfuse.sharding.engine import Place, gathered, own_part, run
+from eqfuse.sharding.exchange import Run, simulated
 from eqfuse.sharding.nodes import Line, Sharding, ShardPlan
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import identity
@@ -164,7 +164,12 @@ def _inlined(expr: Expr, lines: Mapping[str, Line], written: Mapping[str, Expr])
 
 
 def stage(
-    program: Program, sharded: ShardPlan, sharding: Sharding, extents: Mapping[str, int], number: int
+    program: Program,
+    sharded: ShardPlan,
+    sharding: Sharding,
+    extents: Mapping[str, int],
+    number: int,
+    zigzag: bool = False,
 ) -> Stage:
     """The steps on as many ranks as a turn says, as a stage of verification."""
     cut = CUTS[number % len(CUTS)]
@@ -173,7 +178,7 @@ def stage(
     size = {mesh: len(cut(1)) for mesh in meshes}
 
     def run_in(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
-        return simulate(program, sharded, sharding, lengths, size, inputs, domain)
+        return simulate(program, sharded, sharding, lengths, size, inputs, domain, zigzag)
 
     parts = "; ".join(f"{axis}: {', '.join(map(str, each))}" for axis, each in lengths.items())
     return Stage(
@@ -193,40 +198,44 @@ def simulate(
     size: Mapping[str, int],
     inputs: Inputs,
     domain: Domain,
+    zigzag: bool = False,
 ) -> dict[str, Any]:
     """The outputs of the ranks, put together."""
     meshes = tuple(size)
     machine = Interpreted(domain, inputs.trials, sharded.every)
     along = sharding.along(program)
-    ranks: list[tuple[Run, Mapping[str, int]]] = []
+    ranks: list[tuple[Run, Place]] = []
     for numbers in product(*(range(size[mesh]) for mesh in meshes)):
         rank = dict(zip(meshes, numbers, strict=True))
-        place = Place(sharding, rank, size, lengths, inputs.extents)
+        place = Place(sharding, rank, size, lengths, inputs.extents, along, zigzag)
         given: dict[str, Any] = dict(inputs.scalars)
         for name, value in inputs.tensors.items():
             held = Held(value, inputs.varied or not isinstance(value, np.ndarray))
             for (tensor, dimension), axis in along.items():
                 if tensor == name and axis not in sharding.outputs:
-                    held = machine.part(held, dimension, place.start(axis), place.length(axis))
+                    held = own_part(held, dimension, axis, place, machine)
             given[name] = held
-        ranks.append((run(sharded, place, given, machine), rank))
-    results = simulated(ranks, machine)
-    found = {}
-    for output in program.outputs:
-        at = {sharding.mesh(axis): dimension for dimension, axis in enumerate(output.axes)}
-        parts = [result[output.name] for result in results]
-        where = {mesh: at.get(mesh) for mesh in meshes}
-        found[output.name] = joined(parts, where, [rank for _, rank in ranks], machine).data
-    return found
+        ranks.append((run(sharded, place, given, machine), place))
+    results = simulated([(each, place.rank) for each, place in ranks], machine)
+    places = [place for _, place in ranks]
+    return {
+        output.name: gathered([each[output.name] for each in results], output.axes, places, machine).data
+        for output in program.outputs
+    }
 
 
 def certified(
-    program: Program, plan: ShardPlan, sharding: Sharding, dtypes: Mapping[str, str], checks: Checks
+    program: Program,
+    plan: ShardPlan,
+    sharding: Sharding,
+    dtypes: Mapping[str, str],
+    checks: Checks,
+    zigzag: bool = False,
 ) -> Certificate:
     """What verification says of the steps on one to five ranks, whose shards are ragged and empty."""
 
     def stages(extents: Mapping[str, int], number: int) -> list[Stage]:
-        return [stage(program, plan, sharding, extents, number + turn) for turn in range(len(CUTS))]
+        return [stage(program, plan, sharding, extents, number + turn, zigzag) for turn in range(len(CUTS))]
 
     extents = small_extents(program, checks.scalars)
     return check_stages(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from eqfuse.rules.merge import State
-from eqfuse.sharding.exchange import Gather, Join, Parts, Pass, Run, Total
+from eqfuse.sharding.exchange import Arrays, Gather, Join, Parts, Pass, Run, Total
 from eqfuse.sharding.nodes import (
     PASSED,
     AllGather,
@@ -23,12 +23,15 @@ from eqfuse.sharding.nodes import (
     Step,
     Tree,
     own_rank,
+    read_by,
     start_of,
     total_of,
 )
+from eqfuse.terms.folds import fold_of
+from eqfuse.terms.nodes import Reduce, walk
 
 
-class Machine(Protocol):
+class Machine(Arrays, Protocol):
     """What a rank computes with: kernels on torch tensors, or an interpreter."""
 
     def compute(
@@ -38,8 +41,6 @@ class Machine(Protocol):
 
     def nothing(self, state: State, values: Mapping[str, Any], place: Place) -> Any:
         """The identity, as a state of no positions."""
-
-    def part(self, array: Any, dimension: int, start: int, length: int) -> Any: ...
 
     def shape(self, array: Any) -> tuple[int, ...]:
         """The shape of one array of a rank."""
@@ -56,6 +57,10 @@ class Place:
     lengths: Mapping[str, tuple[int, ...]]
     extents: Mapping[str, int]
     """The extents of axes over all ranks."""
+    along: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    """The sharded axes along the dimensions of inputs."""
+    zigzag: bool = False
+    """Whether a rank has two pieces of each sharded axis: of n ranks, pieces r and 2 n - 1 - r of 2 n."""
 
     def length(self, axis: str) -> int:
         """The positions of a sharded axis on this rank."""
@@ -65,12 +70,27 @@ class Place:
         own = self.rank[self.sharding.meshes[axis]] if rank is None else rank
         return sum(self.lengths[axis][:own])
 
+    def pieces(self, axis: str, rank: int | None = None) -> tuple[tuple[int, int], ...]:
+        """The first position and the length of each piece that a rank has of a sharded axis."""
+        own = self.rank[self.sharding.meshes[axis]] if rank is None else rank
+        lengths = self.lengths[axis]
+        if not self.zigzag or axis in self.sharding.outputs:
+            return ((self.start(axis, own), lengths[own]),)
+        firsts = [-(-length // 2) for length in lengths]
+        last = sum(lengths) - sum(length // 2 for length in lengths[: own + 1])
+        return (sum(firsts[:own]), firsts[own]), (last, lengths[own] // 2)
+
     def local(self) -> dict[str, int]:
         """The extents of axes on this rank."""
         classes = self.sharding.classes
         return {
             axis: self.length(classes[axis]) if axis in classes else n for axis, n in self.extents.items()
         }
+
+    def of_piece(self, axis: str, length: int) -> Place:
+        """The same with so many positions of an axis on this rank."""
+        at, each = self.rank[self.sharding.meshes[axis]], self.lengths[axis]
+        return replace(self, lengths={**self.lengths, axis: (*each[:at], length, *each[at + 1 :])})
 
     def scalars(self) -> dict[str, int]:
         """What programs read of it."""
@@ -90,8 +110,8 @@ def run(sharded: ShardPlan, place: Place, given: Mapping[str, Any], machine: Mac
 
 def _step(step: Step, sharded: ShardPlan, place: Place, values: dict[str, Any], machine: Machine) -> Any:
     match step:
-        case Compute(lines, gives):
-            values |= machine.compute(lines, gives, values, place)
+        case Compute():
+            values |= _computed(step, sharded, place, values, machine)
         case AllGather(mesh, names):
             got = yield Gather(mesh, tuple(values[name] for name in names))
             _named(values, names, got)
@@ -110,7 +130,8 @@ def _step(step: Step, sharded: ShardPlan, place: Place, values: dict[str, Any], 
                 tuple(dimension for _, dimension, _, _ in tensors),
                 tuple(place.lengths[axis] for _, _, axis, _ in tensors),
             )
-            values |= zip((name for *_, name in tensors), got, strict=True)
+            for (_, dimension, axis, name), value in zip(tensors, got, strict=True):
+                values[name] = _in_order(value, dimension, axis, place, machine)
         case Narrow(tensors):
             for tensor, dimension, axis, name in tensors:
                 values[name] = machine.part(values[tensor], dimension, place.start(axis), place.length(axis))
@@ -118,6 +139,137 @@ def _step(step: Step, sharded: ShardPlan, place: Place, values: dict[str, Any], 
             yield from _tree(step, place, values, machine)
         case Ring():
             yield from _ring(step, place, values, machine)
+
+
+def _computed(
+    step: Compute, plan: ShardPlan, place: Place, values: dict[str, Any], machine: Machine
+) -> dict[str, Any]:
+    """What a program gives: once for each piece of the axes whose positions it reads."""
+    made: dict[str, Any] = {}
+    for axis, gives in positioned(step, place.sharding if place.zigzag else None).items():
+        lines = needed(step.lines, gives)
+        if not axis:
+            made |= machine.compute(lines, gives, values, place)
+            continue
+        parts: list[dict[str, Any]] = []
+        before = 0
+        for start, length in place.pieces(axis):
+            if length or not parts:
+                given = {**values, start_of(axis): start}
+                for name, dimension in _along(plan, place, axis, values):
+                    given[name] = machine.part(values[name], dimension, before, length)
+                parts.append(machine.compute(lines, gives, given, place.of_piece(axis, length)))
+            before += length
+        for name in gives:
+            dimension = [place.sharding.classes.get(of) for of in plan.dims[name]].index(axis)
+            each = [part[name] for part in parts]
+            made[name] = each[0] if len(each) == 1 else machine.join(each, dimension)
+    return made
+
+
+def positioned(step: Compute, sharding: Sharding | None) -> dict[str, list[str]]:
+    """The values that a program gives, by the sharded axis, by class, whose positions they are made of; "" of none, of all without
+    a `sharding`, and several with commas between."""
+    if sharding is None:
+        return {"": list(step.gives)}
+    starts = {start_of(axis): axis for axis in sharding.meshes if axis not in sharding.outputs}
+    read: dict[str, frozenset[str]] = {}
+    for line in step.lines:
+        names = read_by(line)
+        own = frozenset(starts[name] for name in names if name in starts)
+        read[line.name] = own.union(*(read[name] for name in names if name in read))
+    found: dict[str, list[str]] = {}
+    for name in step.gives:
+        found.setdefault(", ".join(sorted(read[name])), []).append(name)
+    return found
+
+
+def needed(lines: Sequence[Line], gives: Sequence[str]) -> tuple[Line, ...]:
+    """The lines that some values are made of."""
+    names, found = set(gives), list[Line]()
+    for line in reversed(lines):
+        if line.name in names:
+            names |= read_by(line)
+            found.append(line)
+    return tuple(reversed(found))
+
+
+def in_two_pieces(plan: ShardPlan, sharding: Sharding) -> str:
+    """Why a rank cannot run the steps where it has two pieces of each sharded axis; "" where it can."""
+    for step in plan.steps:
+        match step:
+            case Ring() | AllToAll():
+                return "what ranks pass on is one piece of an axis"
+            case Compute(lines, _):
+                for node in walk(*(line.value for line in lines)):
+                    fold = (
+                        fold_of(node.op)
+                        if isinstance(node, Reduce) and node.axis in sharding.classes
+                        else None
+                    )
+                    if fold is not None and not fold[0].commutative:
+                        return f"{fold[0].name} asks for positions in order"
+                for axis, gives in positioned(step, sharding).items():
+                    if not axis:
+                        continue
+                    rows = all(axis in map(sharding.classes.get, plan.dims[name]) for name in gives)
+                    nodes = walk(*(line.value for line in needed(lines, gives)))
+                    if not rows or any(isinstance(n, Reduce) and n.axis in sharding.classes for n in nodes):
+                        return f"partial states read positions of {axis!r}"
+    return ""
+
+
+def _along(plan: ShardPlan, place: Place, axis: str, values: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The tensors and values that a rank has its positions of an axis of, and the dimension."""
+    found = [(name, at) for (name, at), of in place.along.items() if of == axis and name in values]
+    for name, dims in plan.dims.items():
+        if name in values:
+            found += [(name, at) for at, of in enumerate(dims) if place.sharding.classes.get(of) == axis]
+    return found
+
+
+def _in_order(value: Any, dimension: int, axis: str, place: Place, machine: Arrays) -> Any:
+    """A tensor that is whole, with the pieces of ranks in the order of the axis."""
+    if not place.zigzag or axis in place.sharding.outputs:
+        return value
+    found: list[tuple[int, Any]] = []
+    before = 0
+    for rank in range(len(place.lengths[axis])):
+        for start, length in place.pieces(axis, rank):
+            if length:
+                found.append((start, machine.part(value, dimension, before, length)))
+            before += length
+    return (
+        machine.join([part for _, part in sorted(found, key=lambda each: each[0])], dimension)
+        if found
+        else value
+    )
+
+
+def own_part(whole: Any, dimension: int, axis: str, place: Place, arrays: Arrays) -> Any:
+    """What a rank has of a tensor along a dimension."""
+    parts = [arrays.part(whole, dimension, start, length) for start, length in place.pieces(axis)]
+    return parts[0] if len(parts) == 1 else arrays.join(parts, dimension)
+
+
+def gathered(parts: Sequence[Any], axes: Sequence[str], places: Sequence[Place], arrays: Arrays) -> Any:
+    """A value of all ranks from the part of each: whole along sharded axes; of others the last rank's."""
+    held = list(zip(places, parts, strict=True))
+    for mesh in places[0].rank:
+        rows: dict[tuple[tuple[str, int], ...], list[tuple[Place, Any]]] = {}
+        for place, part in sorted(held, key=lambda each: each[0].rank[mesh]):
+            rows.setdefault(tuple((m, n) for m, n in place.rank.items() if m != mesh), []).append(
+                (place, part)
+            )
+        held = []
+        for row in rows.values():
+            place, part = row[-1]
+            for dimension, axis in enumerate(axes):
+                if place.sharding.mesh(axis) == mesh:
+                    part = arrays.join([each for _, each in row], dimension)
+                    part = _in_order(part, dimension, place.sharding.classes[axis], place, arrays)
+            held.append((place, part))
+    return held[0][1]
 
 
 def _named(values: dict[str, Any], names: Sequence[str], got: Sequence[Any]) -> None:

@@ -112,26 +112,6 @@ def simulated(ranks: Sequence[tuple[Run, Rank]], arrays: Arrays) -> list[dict[st
             answers.append(answer([requests[at] for at in peers], rank[mesh], arrays))
 
 
-def joined(
-    values: Sequence[Any], meshes: Mapping[str, int | None], ranks: Sequence[Rank], arrays: Arrays
-) -> Any:
-    """A value from all ranks' parts: end to end along the dimension that is sharded over each dimension of the mesh, where there is
-    one; else the last rank's."""
-    held = list(zip(ranks, values, strict=True))
-    for mesh, dimension in meshes.items():
-        rows: dict[tuple[tuple[str, int], ...], list[tuple[Rank, Any]]] = {}
-        for rank, value in sorted(held, key=lambda each: each[0][mesh]):
-            rows.setdefault(tuple((m, n) for m, n in rank.items() if m != mesh), []).append((rank, value))
-        held = [
-            (
-                row[-1][0],
-                row[-1][1] if dimension is None else arrays.join([value for _, value in row], dimension),
-            )
-            for row in rows.values()
-        ]
-    return held[0][1]
-
-
 def answer(requests: Sequence[Any], rank: int, arrays: Arrays) -> Any:
     """What a rank gets for its request, from those of all ranks along a dimension of the mesh."""
     first = requests[rank]

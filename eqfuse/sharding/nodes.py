@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.rules.merge import State
-from eqfuse.terms.nodes import Expr, Program
+from eqfuse.terms.nodes import Expr, Load, Local, Program, Scalar, walk
 from eqfuse.terms.sizes import places
 
 RANK, PASSED = "rank", "passed"
@@ -158,6 +158,25 @@ def total_of(axis: str) -> str:
 def own_rank(mesh: str) -> str:
     """The scalar that has a rank's number along a dimension of the mesh."""
     return f"{RANK}_{mesh}"
+
+
+def read_by(step: Line | Step) -> set[str]:
+    """The names of tensors, values and scalars that a line or a step reads."""
+    match step:
+        case Line(_, _, value, _):
+            nodes = list(walk(value))
+            found = {node.tensor for node in nodes if isinstance(node, Load)}
+            return found | {node.name for node in nodes if isinstance(node, Local | Scalar)}
+        case Compute(lines, _):
+            return set().union(*map(read_by, lines)) - {line.name for line in lines}
+        case Concatenate(_, tensors) | Narrow(tensors):
+            return {tensor for tensor, *_ in tensors}
+        case Ring(_, states, tensors, update):
+            inner = set().union(*map(read_by, update))
+            inner -= {line.name for line in update} | {state.name for state in states}
+            return (inner - {name for *_, name in tensors}) | {tensor for tensor, *_ in tensors}
+        case _:
+            return set(step.values)
 
 
 def shown(steps: Sequence[Step]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import product
 from math import prod
@@ -22,8 +22,8 @@ from eqfuse.errors import BindError, EqfuseError, VerificationError, did_you_mea
 from eqfuse.kernel import Kernel
 from eqfuse.results import source_digest
 from eqfuse.sharding.check import certified
-from eqfuse.sharding.engine import Place, run
-from eqfuse.sharding.exchange import Group, Join, Rank, TorchArrays, joined, simulated
+from eqfuse.sharding.engine import Place, gathered, in_two_pieces, own_part, run
+from eqfuse.sharding.exchange import Group, Join, Rank, Run, TorchArrays, simulated
 from eqfuse.sharding.kernels import Alone, Kernels, driven
 from eqfuse.sharding.links import Link, link_named
 from eqfuse.sharding.nodes import Sharding, ShardPlan, shown
@@ -38,6 +38,7 @@ from eqfuse.threads import undisturbed
 
 Mesh = DeviceMesh | dist.ProcessGroup | int | Mapping[str, int]
 Lengths = tuple[int, ...]
+LAYOUTS = ("contiguous", "zigzag")
 MOST_CHOSEN = 1024
 """Sizes whose strategy is remembered."""
 
@@ -49,6 +50,7 @@ def shard(
     *,
     out: Mapping[str, str] | None = None,
     strategy: str = "auto",
+    layout: str = "contiguous",
     link: str | None = None,
 ) -> Sharded:
     """The kernel with axes of its program sharded over the dimensions of a mesh: `eq.shard(k, mesh, {"j": "cp"})`.
@@ -59,6 +61,9 @@ def shard(
     the merge that eqfuse derived for it. `strategy` is one of `STRATEGIES`, or "auto": the cheapest by the model of the `link`
     ("nvlink", "infiniband", "gloo"; by default that of the group's back end).
 
+    `layout` is "contiguous", or "zigzag": of n ranks rank r has pieces r and 2 n - 1 - r of 2 n pieces of each sharded axis, one after
+    the other, so that a causal mask leaves as much to each.
+
     The result is called as the kernel is, on every rank alike, with that rank's shards (of any lengths, also none), in the order
     of the ranks, or with DTensors; it returns the rank's shards of outputs that have sharded axes, and others whole on every rank.
     Simulated ranks take whole tensors and return whole outputs. Raises EqfuseError for axes and dimensions that are not there, and
@@ -67,6 +72,12 @@ def shard(
     sizes = _ranks(mesh)
     sharding = _sharding(kernel.program, sizes, axes, out or {})
     found, refused = strategies(kernel.program, kernel.merged_plans(), sharding)
+    if layout not in LAYOUTS:
+        raise EqfuseError(f"layout is {layout!r}", hint=f"one of {', '.join(LAYOUTS)}")
+    if layout == "zigzag":
+        pieces = {plan.strategy: in_two_pieces(plan, sharding) for plan in found}
+        found = [plan for plan in found if not pieces[plan.strategy]]
+        refused = {**refused, **{name: each for name, each in pieces.items() if each}}
     if strategy != "auto":
         if strategy not in STRATEGIES:
             hint = did_you_mean(strategy, STRATEGIES) or f"one of auto, {', '.join(STRATEGIES)}"
@@ -81,7 +92,7 @@ def shard(
         raise EqfuseError("the program has no strategy", hint="; ".join(refused.values()))
     link = link or _link_of(mesh)
     link_named(link)
-    return Sharded(kernel, mesh, sizes, sharding, tuple(found), refused, link)
+    return Sharded(kernel, mesh, sizes, sharding, tuple(found), refused, link, layout)
 
 
 def _ranks(mesh: Mesh) -> dict[str, int]:
@@ -175,6 +186,7 @@ class Sharded:
     strategies: tuple[ShardPlan, ...]
     refused: Mapping[str, str]
     link: str
+    layout: str = "contiguous"
     plan: ShardPlan | None = None
     _kernels: dict[Any, Kernels] = field(default_factory=dict, repr=False)
     _chosen: dict[Any, ShardPlan] = field(default_factory=dict, repr=False)
@@ -219,7 +231,7 @@ class Sharded:
     def is_simulated(self) -> bool:
         return isinstance(self.mesh, int | Mapping)
 
-    def _own_lengths(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    def _own_lengths(self, shapes: Mapping[str, tuple[int, ...]], all_axes: bool = True) -> dict[str, int]:
         """The positions of every sharded axis on this rank. Raises BindError where tensors differ."""
         found: dict[str, tuple[int, str]] = {}
         for (tensor, dimension), axis in self._along.items():
@@ -232,7 +244,7 @@ class Sharded:
                     f"this rank has {length} positions of {axis!r} in {first!r}, {shape[dimension]} in {tensor!r}",
                     hint="give every tensor the same positions",
                 )
-        for axis in self.sharding.meshes:
+        for axis in self.sharding.meshes if all_axes else ():
             if axis not in found and axis not in self.sharding.outputs:
                 raise BindError(
                     f"no tensor has the sharded axis {axis!r}", hint="shard axes that tensors are read along"
@@ -301,7 +313,8 @@ class Sharded:
             own = next(a for a, of in self.sharding.classes.items() if of == axis and a in extents)
             lengths[axis] = even(extents[own], self.ranks[self.sharding.meshes[axis]])
         self._sizes = dict(extents)
-        place = Place(self.sharding, self._rank() if rank is None else rank, self.ranks, lengths, extents)
+        here = self._rank() if rank is None else rank
+        place = Place(self.sharding, here, self.ranks, lengths, extents, self._along, self.layout == "zigzag")
         tensors = given.tensors
         plan = self._cheapest(extents, max((tensor.itemsize for tensor in tensors.values()), default=4))
         key = plan.strategy, tuple(sorted((name, str(tensor.dtype)) for name, tensor in tensors.items()))
@@ -341,7 +354,7 @@ class Sharded:
             return
         kernel = self.kernel
         checks = Checks(kernel.trials, kernel.bound, kernel.scalars, False, kernel.allow)
-        found = certified(kernel.program, plan, self.sharding, {}, checks)
+        found = certified(kernel.program, plan, self.sharding, {}, checks, self.layout == "zigzag")
         if found.counterexample is not None or (not found.ok and found.over):
             raise VerificationError(
                 f"the sharded program was not verified, by {plan.strategy}: {found.reason}",
@@ -358,27 +371,39 @@ class Sharded:
         whole = self._own_lengths(shapes)
         cut = {axis: even(n, self.ranks[self.sharding.meshes[axis]]) for axis, n in whole.items()}
         cut |= lengths or {}
-        arrays, ranks = TorchArrays(), []
-        plan = None
+        arrays, ranks, places = TorchArrays(), list[tuple[Run, Rank]](), list[Place]()
         for numbers in product(*(range(self.ranks[mesh]) for mesh in self._meshes)):
             rank = dict(zip(self._meshes, numbers, strict=True))
-            tensors = dict(given.tensors)
-            for (tensor, dimension), axis in self._along.items():
-                if axis in cut and tensor in tensors:
-                    at = rank[self.sharding.meshes[axis]]
-                    start = sum(cut[axis][:at])
-                    tensors[tensor] = tensors[tensor].narrow(dimension, start, cut[axis][at])
-            own = Given(tensors, given.scalars, given.sizes, given.numpy)
+            at = Place(self.sharding, rank, self.ranks, cut, {}, self._along, self.layout == "zigzag")
+            own = replace(given, tensors=self._own(given.tensors, at))
             plan, kernels, place = self._prepared(own, cut, rank)
             ranks.append((run(plan, place, _named(own), kernels), rank))
+            places.append(place)
         results = simulated(ranks, arrays)
-        numbers_of = [rank for _, rank in ranks]
-        found = []
-        for output in self.kernel.program.outputs:
-            dimensions = {self.sharding.mesh(axis): dimension for dimension, axis in enumerate(output.axes)}
-            meshes = {mesh: dimensions.get(mesh) for mesh in self._meshes}
-            found.append(joined([result[output.name] for result in results], meshes, numbers_of, arrays))
+        return [
+            gathered([result[output.name] for result in results], output.axes, places, arrays)
+            for output in self.kernel.program.outputs
+        ]
+
+    def _own(self, tensors: Mapping[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:
+        """A rank's shards of whole tensors."""
+        found, arrays = dict(tensors), TorchArrays()
+        for (tensor, dimension), axis in self._along.items():
+            if axis not in self.sharding.outputs and tensor in found:
+                found[tensor] = own_part(found[tensor], dimension, axis, place, arrays)
         return found
+
+    def local(self, **values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """This rank's shards of whole tensors, shared out evenly: `s(**s.local(Q=Q, K=K, V=V))`."""
+        shapes = {name: tuple(value.shape) for name, value in values.items()}
+        lengths = {
+            axis: even(n, self.ranks[self.sharding.meshes[axis]])
+            for axis, n in self._own_lengths(shapes, False).items()
+        }
+        place = Place(
+            self.sharding, self._rank(), self.ranks, lengths, {}, self._along, self.layout == "zigzag"
+        )
+        return self._own(values, place)
 
     def simulate(self, lengths: Mapping[str, Sequence[int]], /, **values: Any) -> Any:
         """The outputs of simulated ranks that have so many positions of each sharded axis: `s.simulate({"j": (5, 0, 3)}, x=x)`. Raises
@@ -405,6 +430,8 @@ class Sharded:
 
     def _of_dtensors(self, values: Mapping[str, Any]) -> Any:
         """As a call, with DTensors in and out. What is placed otherwise is redistributed; lengths are those that DTensors have."""
+        if self.layout != "contiguous":
+            raise EqfuseError("DTensors are contiguous", hint="give local tensors: s.local(x=x) has a rank's")
         if not isinstance(self.mesh, DeviceMesh):
             raise EqfuseError("DTensors need a DeviceMesh", hint="give eq.shard the mesh of the DTensors")
         local: dict[str, Any] = {}
@@ -475,7 +502,7 @@ class Sharded:
             kernel = self.kernel.gradient(names)
             known = {*alike(kernel.program), *axes_along(kernel.program.outputs, kernel.program.tensors)}
             axes = {a: mesh for a, mesh in axes.items() if a in known and self._is_input(a)}
-            self._gradients[names] = shard(kernel, self.mesh, axes, link=self.link)
+            self._gradients[names] = shard(kernel, self.mesh, axes, layout=self.layout, link=self.link)
         return self._gradients[names]
 
     def _lengths_of(self, other: Sharded, lengths: Mapping[str, Lengths]) -> dict[str, Lengths]:

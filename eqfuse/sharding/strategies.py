@@ -33,6 +33,7 @@ from eqfuse.sharding.nodes import (
     Step,
     Tree,
     own_rank,
+    read_by,
     start_of,
     total_of,
 )
@@ -632,25 +633,6 @@ def _share(op: str, value: Expr, states: Iterable[str]) -> Expr | None:
     same = transform(right, lambda n: Local(n.name, ()) if isinstance(n, Local) else n)
     plain = transform(other, lambda n: Local(n.name, ()) if isinstance(n, Local) else n)
     return left if plain == same and not any(name.endswith("_b") for name in _named(left)) else None
-
-
-def read_by(step: Line | Step) -> set[str]:
-    """The names of tensors, values and scalars that a line or a step reads."""
-    match step:
-        case Line(_, _, value, _):
-            nodes = list(walk(value))
-            found = {node.tensor for node in nodes if isinstance(node, Load)}
-            return found | {node.name for node in nodes if isinstance(node, Local | Scalar)}
-        case Compute(lines, _):
-            return set().union(*map(read_by, lines)) - {line.name for line in lines}
-        case Concatenate(_, tensors) | Narrow(tensors):
-            return {tensor for tensor, *_ in tensors}
-        case Ring(_, states, tensors, update):
-            inner = set().union(*map(read_by, update))
-            inner -= {line.name for line in update} | {state.name for state in states}
-            return (inner - {name for *_, name in tensors}) | {tensor for tensor, *_ in tensors}
-        case _:
-            return set(step.values)
 
 
 def _steps(items: Sequence[Line | Step], outputs: Sequence[str]) -> tuple[Step, ...]:
