@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "name",
         metavar="NAME",
         help="workloads, compile, emit, explain, verify, errors, sweep, opinfo, scales, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
-        "mutants, attention, reductions, gluon, algebra, scans, chunks, lengths, gallery or cpu",
+        "mutants, attention, reductions, gluon, algebra, scans, chunks, shard, link, lengths, gallery or cpu",
     )
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     parser.add_argument("--small", action="store_true", help="only the small sizes")

@@ -42,6 +42,8 @@ REPORTS: Mapping[str, str] = {
     "scales": "random programs of scaled values at 12 magnitudes: what is accepted, and wrong where the program in float32 is right",
     "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
     "algebra": "orders of sums and products: chosen, as written and by hand in torch; costs, times, errors; random chains",
+    "link": "the link between ranks: latency and bandwidth, kept for eq.shard's predictions",
+    "shard": "programs over ranks by every strategy: predicted and measured times, errors, peers",
     "chunks": "attention by running sums in bf16, beside flash-linear-attention: times, errors, proofs",
     "scans": "prefixes and recurrences beside torch, at a length and at twice that: plans, proofs, times, errors",
     "ops": "the programs of eqfuse.ops beside torch and torch.compile, forward and backward: times, errors",
@@ -63,6 +65,8 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 OWN = frozenset(
     {
         "keys",
+        "link",
+        "shard",
         "ops",
         "scans",
         "chunks",

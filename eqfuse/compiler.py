@@ -256,11 +256,12 @@ def chosen_now(derived: Derived, asked: Asked) -> Planned:
 def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
     """The candidates for one shape, cheapest first, and the one to run: once a limit was reached, the program as it is written.
     Raises ScheduleError, and OverLimit where another schedule was asked for, or a limit is reached now."""
-    from eqfuse.extract.partition import Partition
+    from eqfuse.extract.partition import Partition, stem_of
 
     search = PlanSearch(derived.program, asked.dtypes, asked.device, derived.nests)
     same, dtypes = alike(derived.program), {**program_dtypes(derived.program), **asked.dtypes}
-    partition = Partition(derived.order, asked.extents, same, dtypes, few=asked.device.sms // IDLE)
+    idle, stem = asked.device.sms // IDLE, stem_of(derived.program)
+    partition = Partition(derived.order, asked.extents, same, dtypes, few=idle, stem=stem)
     if derived.over is not None:
         if asked.prefer != "multi_pass":
             raise derived.over

@@ -29,6 +29,7 @@ from eqfuse.terms.nodes import (
     Load,
     Local,
     Output,
+    Program,
     Reduce,
     children,
     free_axes,
@@ -180,6 +181,15 @@ def _makers_first(outputs: Sequence[Output]) -> list[Output]:
     return list(found.values())
 
 
+def stem_of(program: Program) -> str:
+    """The beginning of the names of what is stored: that of no name in the program."""
+    stem = "stored"
+    names = [*program.scalars, *(t.name for t in program.tensors), *(o.name for o in program.outputs)]
+    while any(name.startswith(stem) for name in names):
+        stem += "_"
+    return stem
+
+
 def _needed(makers: Sequence[Output], readers: Sequence[Output]) -> list[Output]:
     """The makers of what is read: a pass that makes a statistic for itself leaves none to store."""
     loaded = {n.tensor for output in (*makers, *readers) for n in walk(output.expr) if isinstance(n, Load)}
@@ -213,7 +223,7 @@ def _read_at(stored: Output, own: Sequence[str], axes: Sequence[str]) -> Load:
 
 
 def _number(stored: str) -> int:
-    return int(stored.removeprefix("stored"))
+    return int(stored[len(stored.rstrip("0123456789")) :])
 
 
 def _read(outputs: Sequence[Output], stored: Mapping[Expr, Output]) -> dict[Expr, Output]:
@@ -265,7 +275,7 @@ class Partition:
     at most `few` blocks would compute, which leave the device mostly idle. With `scans`, prefixes are scanned: each has a kernel
     that stores it, or the output that alone reads it; with `at_positions`, short folds beside it are made anew at each position of its
     walk, so that its states are in that kernel alone. `alike` are the extents of axes, as far as two have the same, `dtypes`
-    those of tensors and scalars."""
+    those of tensors and scalars. What is stored is called `stem` and a number."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
@@ -279,6 +289,7 @@ class Partition:
     few: int = 0
     scans: bool = False
     at_positions: bool = False
+    stem: str = "stored"
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
@@ -392,7 +403,7 @@ class Partition:
                 form, axes = form_of(node, self.alike) if isinstance(node, Call | Reduce) else (None, ())
                 if form in known:
                     made, names = known[form]
-                    kept = replace(made, name=f"stored{len(stored) + 1}", dtype=None)
+                    kept = replace(made, name=f"{self.stem}{len(stored) + 1}", dtype=None)
                     memo[node] = _read_at(stored.setdefault(made.expr, kept), names, axes)
                 else:
                     memo[node] = rebuild(node, tuple(map(visit, children(node))))
@@ -476,7 +487,7 @@ class Partition:
                         self._store(inner, stored)
 
     def _store(self, reduce: Reduce, stored: dict[Expr, Output]) -> None:
-        stored[reduce] = Output(f"stored{len(stored) + 1}", self._laid_out(reduce), reduce)
+        stored[reduce] = Output(f"{self.stem}{len(stored) + 1}", self._laid_out(reduce), reduce)
 
     @staticmethod
     def _reductions_beside(expr: Expr, prefixes: Sequence[Reduce]) -> list[Reduce]:
@@ -557,7 +568,7 @@ class Partition:
                 index += 1
                 continue
             free = tuple(axis for axis in self.order if axis in free_axes(cut))
-            name = names.numbered("stored")
+            name = names.numbered(self.stem)
             read = {cut: Load(name, tuple(map(Axis, free)))}
             made = [Output(name, free, cut), *(replace(o, expr=replaced(o.expr, read)) for o in made)]
             index = 0
@@ -591,7 +602,7 @@ class Partition:
                         for expr in (*inside, factor):
                             if expr not in stored:
                                 free = tuple(a for a in self.order if a in free_axes(expr))
-                                name = f"stored{len(stored) + 1}"
+                                name = f"{self.stem}{len(stored) + 1}"
                                 stored[expr] = Output(name, free, expr, dtype if expr is factor else None)
         return shared
 

@@ -130,8 +130,8 @@ def _step(step: Step, sharded: ShardPlan, place: Place, values: dict[str, Any], 
                 tuple(dimension for _, dimension, _, _ in tensors),
                 tuple(place.lengths[axis] for _, _, axis, _ in tensors),
             )
-            for (_, dimension, axis, name), value in zip(tensors, got, strict=True):
-                values[name] = _in_order(value, dimension, axis, place, machine)
+            for (_, dimension, axis, name), parts in zip(tensors, got, strict=True):
+                values[name] = _in_order(parts, dimension, axis, place, machine)
         case Narrow(tensors):
             for tensor, dimension, axis, name in tensors:
                 values[name] = machine.part(values[tensor], dimension, place.start(axis), place.length(axis))
@@ -145,8 +145,10 @@ def _computed(
     step: Compute, plan: ShardPlan, place: Place, values: dict[str, Any], machine: Machine
 ) -> dict[str, Any]:
     """What a program gives: once for each piece of the axes whose positions it reads."""
+    if not place.zigzag:
+        return machine.compute(step.lines, step.gives, values, place)
     made: dict[str, Any] = {}
-    for axis, gives in positioned(step, place.sharding if place.zigzag else None).items():
+    for axis, gives in positioned(step, place.sharding).items():
         lines = needed(step.lines, gives)
         if not axis:
             made |= machine.compute(lines, gives, values, place)
@@ -167,11 +169,9 @@ def _computed(
     return made
 
 
-def positioned(step: Compute, sharding: Sharding | None) -> dict[str, list[str]]:
-    """The values that a program gives, by the sharded axis, by class, whose positions they are made of; "" of none, of all without
-    a `sharding`, and several with commas between."""
-    if sharding is None:
-        return {"": list(step.gives)}
+def positioned(step: Compute, sharding: Sharding) -> dict[str, list[str]]:
+    """The values that a program gives, by the sharded axis, by class, whose positions they are made of; "" of none, and several with
+    commas between."""
     starts = {start_of(axis): axis for axis in sharding.meshes if axis not in sharding.outputs}
     read: dict[str, frozenset[str]] = {}
     for line in step.lines:
@@ -228,22 +228,18 @@ def _along(plan: ShardPlan, place: Place, axis: str, values: Mapping[str, Any]) 
     return found
 
 
-def _in_order(value: Any, dimension: int, axis: str, place: Place, machine: Arrays) -> Any:
-    """A tensor that is whole, with the pieces of ranks in the order of the axis."""
-    if not place.zigzag or axis in place.sharding.outputs:
-        return value
+def _in_order(parts: Sequence[Any], dimension: int, axis: str, place: Place, arrays: Arrays) -> Any:
+    """A tensor that is whole, from the parts of the ranks."""
     found: list[tuple[int, Any]] = []
-    before = 0
-    for rank in range(len(place.lengths[axis])):
-        for start, length in place.pieces(axis, rank):
+    for rank, part in enumerate(parts):
+        before, pieces = 0, place.pieces(axis, rank)
+        for start, length in pieces:
             if length:
-                found.append((start, machine.part(value, dimension, before, length)))
+                piece = part if len(pieces) == 1 else arrays.part(part, dimension, before, length)
+                found.append((start, piece))
             before += length
-    return (
-        machine.join([part for _, part in sorted(found, key=lambda each: each[0])], dimension)
-        if found
-        else value
-    )
+    found.sort(key=lambda each: each[0])
+    return arrays.join([piece for _, piece in found], dimension) if found else parts[0]
 
 
 def own_part(whole: Any, dimension: int, axis: str, place: Place, arrays: Arrays) -> Any:
@@ -266,8 +262,8 @@ def gathered(parts: Sequence[Any], axes: Sequence[str], places: Sequence[Place],
             place, part = row[-1]
             for dimension, axis in enumerate(axes):
                 if place.sharding.mesh(axis) == mesh:
-                    part = arrays.join([each for _, each in row], dimension)
-                    part = _in_order(part, dimension, place.sharding.classes[axis], place, arrays)
+                    parts = [each for _, each in row]
+                    part = _in_order(parts, dimension, place.sharding.classes[axis], place, arrays)
             held.append((place, part))
     return held[0][1]
 

@@ -19,6 +19,10 @@ _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tenso
 """The one that torch has not deprecated."""
 
 
+LARGE = 1 << 20
+"""Bytes above which tensors travel apart: a copy to one message takes longer than another message."""
+
+
 @dataclass(frozen=True)
 class Gather:
     """Every rank's tensors, of the same shapes on all; the answer has a first dimension of ranks for each."""
@@ -29,7 +33,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Join:
-    """Tensors of different lengths along a dimension, end to end."""
+    """Every rank's tensors, of different lengths along a dimension; the answer has the ranks' parts of each."""
 
     mesh: str
     tensors: tuple[Any, ...]
@@ -120,7 +124,7 @@ def answer(requests: Sequence[Any], rank: int, arrays: Arrays) -> Any:
         case Gather():
             return [arrays.stack(column) for column in columns]
         case Join():
-            return [arrays.join(c, dimension) for c, dimension in zip(columns, first.dimensions, strict=True)]
+            return columns
         case Total():
             return [arrays.fold(first.op, column) for column in columns]
         case Parts():
@@ -142,7 +146,21 @@ class TorchArrays:
         return torch.stack(list(arrays))
 
     def join(self, arrays: Sequence[torch.Tensor], dimension: int) -> torch.Tensor:
-        return torch.cat(list(arrays), dimension)
+        first = arrays[0]
+        if len(arrays) == 1:
+            return first
+        rows = [each.shape[0] if each.ndim else 1 for each in arrays]
+        places = [first.data_ptr() + sum(rows[:at]) * first[:1].nbytes for at in range(len(arrays))]
+        apart = any(
+            each.data_ptr() != at or not each.is_contiguous() for each, at in zip(arrays, places, strict=True)
+        )
+        if (
+            dimension
+            or apart
+            or first.untyped_storage().data_ptr() != arrays[-1].untyped_storage().data_ptr()
+        ):
+            return torch.cat(list(arrays), dimension)
+        return first.as_strided((sum(rows), *first.shape[1:]), first.stride())  # they lie end to end
 
     def part(self, array: torch.Tensor, dimension: int, start: int, length: int) -> torch.Tensor:
         return array.narrow(dimension, start, length)
@@ -187,34 +205,26 @@ class Group:
         return rows
 
     def _gathered(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if sum(tensor.nbytes for tensor in tensors) > LARGE and len(tensors) > 1:
+            return [each for tensor in tensors for each in self._gathered([tensor])]
         sent = _packed(tensors)
         got = sent.new_empty((self.size, sent.numel()))
         _all_gather(got.view(-1), sent, group=self.group)
         return _unpacked(got, [(t.dtype, t.shape) for t in tensors])
 
     def _joined(
-        self,
-        tensors: Sequence[torch.Tensor],
-        dimensions: Sequence[int],
-        lengths: Sequence[tuple[int, ...]],
-    ) -> list[torch.Tensor]:
+        self, tensors: Sequence[torch.Tensor], dimensions: Sequence[int], lengths: Sequence[tuple[int, ...]]
+    ) -> list[list[torch.Tensor]]:
+        """Parts of one length each travel as they lie; others filled up to the longest."""
         padded = []
         for tensor, dimension, each in zip(tensors, dimensions, lengths, strict=True):
-            first = tensor.movedim(dimension, 0)
-            longest = max(each)
-            if first.shape[0] < longest:
-                more = first.new_zeros((longest - first.shape[0], *first.shape[1:]))
-                first = torch.cat([first, more])
-            padded.append(first)
-        found = []
-        gathered = self._gathered(padded)
-        for stacked, dimension, each in zip(gathered, dimensions, lengths, strict=True):
-            if len(set(each)) == 1:
-                whole = stacked.reshape(-1, *stacked.shape[2:])
-            else:
-                whole = torch.cat([part[:length] for part, length in zip(stacked, each, strict=True)])
-            found.append(whole.movedim(0, dimension))
-        return found
+            missing = max(each) - tensor.shape[dimension]
+            shape = [missing if at == dimension else size for at, size in enumerate(tensor.shape)]
+            padded.append(torch.cat([tensor, tensor.new_empty(shape)], dimension) if missing else tensor)
+        return [
+            [part.narrow(dimension, 0, length) for part, length in zip(stacked, each, strict=True)]
+            for stacked, dimension, each in zip(self._gathered(padded), dimensions, lengths, strict=True)
+        ]
 
     def _totals(self, op: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         ops = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT}

@@ -53,12 +53,16 @@ class Alone:
             return lambda: None if request.sources[rank] is None else got
         if not isinstance(request, Join):
             return answer([request] * n, rank, TorchArrays())
-        operands = list(zip(request.tensors, request.dimensions, request.lengths, strict=True))
-        whole = [
-            tensor.new_zeros([sum(each) if at == dimension else size for at, size in enumerate(tensor.shape)])
+        operands = zip(request.tensors, request.dimensions, request.lengths, strict=True)
+        return [
+            [
+                tensor.new_zeros(
+                    [length if at == dimension else size for at, size in enumerate(tensor.shape)]
+                )
+                for length in each
+            ]
             for tensor, dimension, each in operands
         ]
-        return whole
 
 
 class Kernels(TorchArrays):

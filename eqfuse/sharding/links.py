@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 
-from eqfuse.cache.files import cache_home
+from eqfuse.cache.files import cache_home, write_whole
 from eqfuse.errors import EqfuseError, did_you_mean
 
 
@@ -59,9 +59,20 @@ LINKS: Mapping[str, Link] = {
 }
 
 
-def measured_file() -> str:
-    """Where `eqfuse bench link` keeps what it measured."""
-    return str(cache_home() / "links.json")
+def _measured() -> dict[str, dict[str, float]]:
+    """What `eqfuse bench link` has measured on this machine."""
+    try:
+        with open(cache_home() / "links.json", encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def keep_measured(name: str, latency: float, byte: float) -> None:
+    """Keeps the seconds of a message and of a byte of a link, for all later processes of this machine."""
+    rows = {**_measured(), name: {"latency": latency, "byte": byte}}
+    write_whole(cache_home() / "links.json", json.dumps(rows))
 
 
 def link_named(name: str) -> Link:
@@ -70,8 +81,7 @@ def link_named(name: str) -> Link:
     if found is None:
         raise EqfuseError(f"link is {name!r}", hint=did_you_mean(name, LINKS) or f"one of {', '.join(LINKS)}")
     try:
-        with open(measured_file(), encoding="utf-8") as file:
-            row = json.load(file)[name]
-            return Link(name, float(row["latency"]), float(row["byte"]), "measured here")
-    except (OSError, ValueError, KeyError, TypeError):
+        row = _measured()[name]
+        return Link(name, float(row["latency"]), float(row["byte"]), "measured here")
+    except (KeyError, TypeError, ValueError):
         return found

@@ -120,12 +120,23 @@ class Sharding:
     outputs: frozenset[str] = frozenset()
 
     def along(self, program: Program) -> dict[tuple[str, int], str]:
-        """The sharded axes, by class, along the dimensions of the program's tensors."""
-        return {
-            (tensor, dimension): self.classes[axis]
-            for axis, tensor, dimension in places(program)
-            if axis in self.classes
+        """The sharded axes, by class, along the dimensions of the program's tensors. A tensor with several axes over one dimension of the
+        mesh is sharded along the one that outputs have, else the first; it is whole along the others."""
+        rows = {
+            self.classes[axis] for output in program.outputs for axis in output.axes if axis in self.classes
         }
+        found: dict[tuple[str, int], str] = {}
+        places_of = [each for each in places(program) if each[0] in self.classes]
+        for axis, tensor, dimension in sorted(places_of, key=lambda each: self.classes[each[0]] not in rows):
+            of = self.classes[axis]
+            taken = {
+                self.meshes[other]
+                for (name, at), other in found.items()
+                if name == tensor and at != dimension
+            }
+            if self.meshes[of] not in taken:
+                found[tensor, dimension] = of
+        return found
 
     def mesh(self, axis: str) -> str | None:
         """The dimension of the mesh that an axis is sharded over."""

@@ -21,6 +21,7 @@ from eqfuse.differentiate.gradient import cotangent, real_outputs
 from eqfuse.errors import BindError, EqfuseError, VerificationError, did_you_mean
 from eqfuse.kernel import Kernel
 from eqfuse.results import source_digest
+from eqfuse.sharding.axes import Lengths, Mesh, even, link_of, ranks_of, sharding_of
 from eqfuse.sharding.check import certified
 from eqfuse.sharding.engine import Place, gathered, in_two_pieces, own_part, run
 from eqfuse.sharding.exchange import Group, Join, Rank, Run, TorchArrays, simulated
@@ -30,17 +31,17 @@ from eqfuse.sharding.nodes import Sharding, ShardPlan, shown
 from eqfuse.sharding.prices import Price, Sizes, price
 from eqfuse.sharding.strategies import STRATEGIES, strategies
 from eqfuse.terms.arguments import wants_gradient
+from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.extents import axes_along
-from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.nodes import Output
 from eqfuse.terms.prefixes import alike
-from eqfuse.terms.sizes import bind
-from eqfuse.threads import undisturbed
+from eqfuse.terms.sizes import bind, check_names, check_ranks, places
+from eqfuse.threads import cached, undisturbed
 
-Mesh = DeviceMesh | dist.ProcessGroup | int | Mapping[str, int]
-Lengths = tuple[int, ...]
 LAYOUTS = ("contiguous", "zigzag")
-MOST_CHOSEN = 1024
-"""Sizes whose strategy is remembered."""
+WORDS = 7
+"""What ranks say of a call, beside lengths."""
+MOST_KEPT = 1024
 
 
 def shard(
@@ -69,8 +70,12 @@ def shard(
     Simulated ranks take whole tensors and return whole outputs. Raises EqfuseError for axes and dimensions that are not there, and
     for a strategy that the program does not have, with the reason.
     """
-    sizes = _ranks(mesh)
-    sharding = _sharding(kernel.program, sizes, axes, out or {})
+    if not isinstance(kernel, Kernel):
+        raise EqfuseError(
+            f"{type(kernel).__name__} is no kernel", hint="compile the program first: eq.compile(...)"
+        )
+    sizes = ranks_of(mesh)
+    sharding = sharding_of(kernel.program, sizes, axes, {} if out is None else out)
     found, refused = strategies(kernel.program, kernel.merged_plans(), sharding)
     if layout not in LAYOUTS:
         raise EqfuseError(f"layout is {layout!r}", hint=f"one of {', '.join(LAYOUTS)}")
@@ -80,7 +85,7 @@ def shard(
         refused = {**refused, **{name: each for name, each in pieces.items() if each}}
     if strategy != "auto":
         if strategy not in STRATEGIES:
-            hint = did_you_mean(strategy, STRATEGIES) or f"one of auto, {', '.join(STRATEGIES)}"
+            hint = did_you_mean(str(strategy), STRATEGIES) or f"one of auto, {', '.join(STRATEGIES)}"
             raise EqfuseError(f"strategy is {strategy!r}", hint=hint)
         chosen = [plan for plan in found if strategy in plan.strategy.split(" + ")]
         if not chosen:
@@ -90,88 +95,9 @@ def shard(
         found = chosen
     if not found:
         raise EqfuseError("the program has no strategy", hint="; ".join(refused.values()))
-    link = link or _link_of(mesh)
+    link = link_of(mesh) if link is None else link
     link_named(link)
     return Sharded(kernel, mesh, sizes, sharding, tuple(found), refused, link, layout)
-
-
-def _ranks(mesh: Mesh) -> dict[str, int]:
-    """The numbers of ranks by dimension of the mesh; one of any name is ""."""
-    if isinstance(mesh, DeviceMesh):
-        if mesh.mesh_dim_names is None:
-            raise EqfuseError(
-                "the mesh has no names of dimensions", hint='init_device_mesh(..., mesh_dim_names=("cp",))'
-            )
-        return dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
-    found = (
-        {"": dist.get_world_size(mesh)}
-        if isinstance(mesh, dist.ProcessGroup)
-        else {"": mesh}
-        if isinstance(mesh, int)
-        else dict(mesh)
-        if isinstance(mesh, Mapping)
-        else None
-    )
-    if found is None or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in found.values()):
-        raise EqfuseError(
-            f"mesh is {mesh!r}", hint="give a DeviceMesh, a process group, or a number of ranks to simulate"
-        )
-    return found
-
-
-def _sharding(
-    program: Program, sizes: dict[str, int], axes: Mapping[str, str], out: Mapping[str, str]
-) -> Sharding:
-    if not axes and not out:
-        raise EqfuseError("no axes are sharded", hint='map axes to dimensions of the mesh: {"j": "cp"}')
-    same = alike(program)
-    known = {*same, *axes_along(program.outputs, program.tensors)}
-    if "" in sizes:
-        names = dict.fromkeys([*axes.values(), *out.values()])
-        if len(names) > 1:
-            raise EqfuseError(
-                f"the ranks have one dimension, not {len(names)}", hint="give a DeviceMesh, or {name: ranks}"
-            )
-        sizes[next(iter(names))] = sizes.pop("")
-    meshes: dict[str, str] = {}
-    for axis, mesh in (*axes.items(), *out.items()):
-        if axis not in known:
-            hint = did_you_mean(axis, known) or f"its axes are {', '.join(sorted(known))}"
-            raise EqfuseError(f"the program has no axis {axis!r}", hint=hint)
-        if mesh not in sizes:
-            hint = did_you_mean(mesh, sizes) or f"its dimensions are {', '.join(sizes)}"
-            raise EqfuseError(f"the mesh has no dimension {mesh!r}", hint=hint)
-        of = str(same.get(axis, axis))
-        if meshes.setdefault(of, mesh) != mesh:
-            raise EqfuseError(
-                f"{axis!r} is as long as an axis over {meshes[of]!r}", hint="shard both over one dimension"
-            )
-    of_outputs = {axis: str(same.get(axis, axis)) for axis in out}
-    for axis, of in of_outputs.items():
-        if any(str(same.get(each, each)) == of for each in axes):
-            raise EqfuseError(f"{axis!r} is sharded in tensors already", hint="leave it out of `out`")
-        if not any(axis in output.axes for output in program.outputs):
-            raise EqfuseError(f"no output has the axis {axis!r}", hint="`out` has axes of outputs")
-    classes = {axis: str(same.get(axis, axis)) for axis in known if str(same.get(axis, axis)) in meshes}
-    for output in program.outputs:
-        over = [meshes[classes[axis]] for axis in output.axes if axis in classes]
-        if len(set(over)) < len(over):
-            twice = next(mesh for mesh in over if over.count(mesh) > 1)
-            raise EqfuseError(
-                f"{output.name!r} has two axes over {twice!r}",
-                hint="shard one of them, or over another dimension",
-            )
-    return Sharding(classes, meshes, frozenset(of_outputs.values()))
-
-
-def _link_of(mesh: Mesh) -> str:
-    if isinstance(mesh, DeviceMesh | dist.ProcessGroup):
-        group = mesh if isinstance(mesh, dist.ProcessGroup) else mesh.get_group(0)
-        if dist.get_backend(group) != "nccl":
-            return "gloo"
-        hosts = torch.cuda.device_count() or 1
-        return "nvlink" if dist.get_world_size() <= hosts else "infiniband"
-    return "nvlink"
 
 
 @dataclass
@@ -188,51 +114,117 @@ class Sharded:
     link: str
     layout: str = "contiguous"
     plan: ShardPlan | None = None
+    _place: Place | None = field(default=None, repr=False)
     _kernels: dict[Any, Kernels] = field(default_factory=dict, repr=False)
-    _chosen: dict[Any, ShardPlan] = field(default_factory=dict, repr=False)
+    _said: Kept = field(default_factory=lambda: Kept(), repr=False)
+    _prepared: Kept = field(default_factory=lambda: Kept(), repr=False)
     _certificates: dict[str, Any] = field(default_factory=dict, repr=False)
     _gradients: dict[tuple[str, ...], Sharded] = field(default_factory=dict, repr=False)
     _groups: dict[str, Group] = field(default_factory=dict, repr=False)
-    _sizes: dict[str, int] = field(default_factory=dict, repr=False)
 
     # -- running -----------------------------------------------------------------------------------
 
-    def __call__(self, /, *unnamed: Any, **values: Any) -> Any:
-        """The outputs: see `eq.shard`. Every rank has to call alike; where programs, dtypes or shapes differ, all of them raise an
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
+        """The outputs: see `eq.shard`. `sizes` gives axes that no tensor determines. Every rank has to call alike; where programs, dtypes or shapes differ, all of them raise an
         error that says which rank does. Differentiable: the gradient is the gradient's program, sharded alike; that of a whole
         tensor is whole on every rank."""
         Arguments(self.kernel.program).all_named(unnamed)
         if any(isinstance(value, DTensor) for value in values.values()):
-            return self._of_dtensors(values)
-        if wants_gradient(values) and torch.is_grad_enabled():
-            return self._differentiable(values)
-        with undisturbed():
-            return self._called(values)
+            return self._of_dtensors(values, sizes)
+        return self._differentiated(values, sizes=sizes)
 
-    def _called(self, values: Mapping[str, Any], lengths: Mapping[str, Lengths] | None = None) -> Any:
+    def _differentiated(
+        self,
+        values: Mapping[str, Any],
+        lengths: Mapping[str, Lengths] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Any:
+        """A call, with a derivative where one is wanted."""
+        if wants_gradient(values):
+            names = tuple(
+                name
+                for name, value in values.items()
+                if isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()
+            )
+            rest = {name: value for name, value in values.items() if name not in names}
+            made: Any = _Differentiable.apply(  # type: ignore[no-untyped-call]
+                self, names, rest, lengths, sizes, *(values[name] for name in names)
+            )
+            return made[0] if len(made) == 1 else made
+        with undisturbed():
+            return self._called(values, lengths, sizes)
+
+    def _called(
+        self,
+        values: Mapping[str, Any],
+        lengths: Mapping[str, Lengths] | None,
+        sizes: Mapping[str, int] | None,
+    ) -> Any:
         program = self.kernel.program
         if self.is_simulated:
-            given = Arguments(program).given(values)
+            given = self._arguments.given(values, sizes)
             return given.returned(self._simulated(given, lengths))
         failed: EqfuseError | None = None
-        given, own = Given({}, {}, None, False), dict[str, int]()
+        given, own, said = Given({}, {}, None, False), dict[str, int](), dict[str, int]()
         try:
-            given = Arguments(program).given(values)
-            own = self._own_lengths({name: tuple(t.shape) for name, t in given.tensors.items()})
+            given = self._arguments.given(values, sizes)
+            key = _key(given)
+            known = lengths or {}
+            own, said = self._said.get(key) or self._said.keep(key, self._described(given, known))
         except EqfuseError as error:
             failed = error
         if lengths is None or failed is not None:
-            lengths = self._agreed(given, own, failed)
-        ready, kernels, place = self._prepared(given, lengths)
-        result = driven(run(ready, place, _named(given), kernels), self._group)
+            lengths = self._agreed(place_of(given.tensors), said, own, failed)
+        at = key, tuple(sorted(lengths.items()))
+        plan, kernels, place = self._prepared.get(at) or self._prepared.keep(
+            at, self._prepare(given, lengths)
+        )
+        self.plan, self._place = plan, place
+        result = driven(run(plan, place, {**given.tensors, **given.scalars}, kernels), self._group)
         return given.returned([result[output.name] for output in program.outputs])
+
+    @cached
+    def _arguments(self) -> Arguments:
+        return Arguments(self.kernel.program)
+
+    def _described(self, given: Given, known: Mapping[str, Lengths]) -> tuple[dict[str, int], dict[str, int]]:
+        """The positions of sharded axes on this rank, and what all ranks have to agree on, as numbers of 63 bits."""
+        own = self._own_lengths({name: tuple(tensor.shape) for name, tensor in given.tensors.items()}, known)
+        shapes = sorted(
+            (name, tuple(n for at, n in enumerate(tensor.shape) if (name, at) not in self._along))
+            for name, tensor in given.tensors.items()
+        )
+        return own, {
+            **self._identity,
+            "dtypes": _digest(sorted((name, str(tensor.dtype)) for name, tensor in given.tensors.items())),
+            "shapes": _digest(shapes),
+            "scalars": _digest(sorted(given.scalars.items())),
+        }
+
+    @cached
+    def _identity(self) -> dict[str, int]:
+        classes = sorted(self.sharding.classes.items())
+        return {
+            "version": _digest(source_digest()),
+            "program": _digest((self.kernel.program.source, classes)),
+            "strategy": _digest(([plan.strategy for plan in self.strategies], self._link, self.layout)),
+        }
 
     @property
     def is_simulated(self) -> bool:
         return isinstance(self.mesh, int | Mapping)
 
-    def _own_lengths(self, shapes: Mapping[str, tuple[int, ...]], all_axes: bool = True) -> dict[str, int]:
-        """The positions of every sharded axis on this rank. Raises BindError where tensors differ."""
+    def _own_lengths(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        known: Mapping[str, Any] | None = None,
+        some: bool = False,
+    ) -> dict[str, int]:
+        """The positions of every sharded axis on this rank. Raises BindError where tensors differ, or lack dimensions, or, but of `some`
+        tensors, no tensor has an axis that is not `known`."""
+        if not some:
+            check_names(self.kernel.program, shapes, dict.fromkeys(self.kernel.program.scalars, 0))
+            check_ranks(self.kernel.program, shapes)
         found: dict[str, tuple[int, str]] = {}
         for (tensor, dimension), axis in self._along.items():
             shape = shapes.get(tensor)
@@ -244,21 +236,21 @@ class Sharded:
                     f"this rank has {length} positions of {axis!r} in {first!r}, {shape[dimension]} in {tensor!r}",
                     hint="give every tensor the same positions",
                 )
-        for axis in self.sharding.meshes if all_axes else ():
-            if axis not in found and axis not in self.sharding.outputs:
+        for axis in () if some else self.sharding.meshes:
+            if axis not in found and axis not in self.sharding.outputs and axis not in (known or {}):
                 raise BindError(
                     f"no tensor has the sharded axis {axis!r}", hint="shard axes that tensors are read along"
                 )
         return {axis: length for axis, (length, _) in found.items()}
 
-    @property
+    @cached
     def _along(self) -> dict[tuple[str, int], str]:
         return self.sharding.along(self.kernel.program)
 
     def _rank(self) -> Rank:
         return {mesh: self._group(mesh).rank for mesh in self._meshes}
 
-    @property
+    @cached
     def _meshes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.sharding.meshes.values()))
 
@@ -269,17 +261,22 @@ class Sharded:
             self._groups[mesh] = Group(group)
         return self._groups[mesh]
 
-    def _agreed(self, given: Given, own: Mapping[str, int], failed: EqfuseError | None) -> dict[str, Lengths]:
+    def _agreed(
+        self,
+        device: torch.device,
+        said: Mapping[str, int],
+        own: Mapping[str, int],
+        failed: EqfuseError | None,
+    ) -> dict[str, Lengths]:
         """The lengths of every axis on all ranks, who say beforehand what they were called with. Raises on all ranks where they
         differ, or where one of them could not go on."""
-        said = _said(self, given)
         found: dict[str, Lengths] = {}
         for mesh in self._meshes:
             group = self._group(mesh)
             axes = [axis for axis, of in self.sharding.meshes.items() if of == mesh and axis in own]
             row = [int(failed is not None), *said.values(), *(own[axis] for axis in axes)]
-            row += [0] * (1 + len(said) + len(self.sharding.meshes) - len(row))
-            rows = group.numbers(row, place_of(given.tensors))
+            row += [0] * (WORDS + len(self.sharding.meshes) - len(row))
+            rows = group.numbers(row, device)
             for rank, other in enumerate(rows):
                 if other[0] and failed is None:
                     raise EqfuseError(
@@ -298,53 +295,63 @@ class Sharded:
             raise failed
         return found
 
-    def _prepared(
+    def _prepare(
         self, given: Given, lengths: Mapping[str, Lengths], rank: Rank | None = None
     ) -> tuple[ShardPlan, Kernels, Place]:
         """The steps for a call, verified and with their kernels compiled, before anything is exchanged."""
-        shapes = {name: list(tensor.shape) for name, tensor in given.tensors.items()}
+        program, tensors = self.kernel.program, given.tensors
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         for (tensor, dimension), axis in self._along.items():
             if tensor in shapes and axis in lengths:
                 shapes[tensor][dimension] = sum(lengths[axis])
         whole = {name: tuple(shape) for name, shape in shapes.items()}
-        extents = bind(self.kernel.program, whole, given.sizes, given.scalars)
+        extents = bind(program, whole, given.sizes, given.scalars)
+        check_selections(program, extents, given.scalars)
         lengths = dict(lengths)
         for axis in self.sharding.outputs:
             own = next(a for a, of in self.sharding.classes.items() if of == axis and a in extents)
             lengths[axis] = even(extents[own], self.ranks[self.sharding.meshes[axis]])
-        self._sizes = dict(extents)
         here = self._rank() if rank is None else rank
         place = Place(self.sharding, here, self.ranks, lengths, extents, self._along, self.layout == "zigzag")
-        tensors = given.tensors
         plan = self._cheapest(extents, max((tensor.itemsize for tensor in tensors.values()), default=4))
         key = plan.strategy, tuple(sorted((name, str(tensor.dtype)) for name, tensor in tensors.items()))
         if key not in self._kernels:
             self._verified(plan)
             kernels = Kernels(self.kernel, plan, given)
             if rank is None:
-                driven(run(plan, place, _named(given), kernels), lambda mesh: Alone(place, mesh))
-                for mesh in self._meshes:
-                    self._group(mesh).numbers([1], place_of(tensors))
+                self._compile(plan, kernels, place, given)
             self._kernels[key] = kernels
-        self.plan = plan
         return plan, self._kernels[key], place
 
+    def _compile(self, plan: ShardPlan, kernels: Kernels, place: Place, given: Given) -> None:
+        """Runs the steps once with no other rank, so that all is compiled, and waits for the others. Raises on all ranks where one of
+        them could not."""
+        failed: EqfuseError | None = None
+        try:
+            values = {**given.tensors, **given.scalars}
+            driven(run(plan, place, values, kernels), lambda mesh: Alone(place, mesh))
+        except EqfuseError as error:
+            failed = error
+        for mesh in self._meshes:
+            rows = self._group(mesh).numbers([int(failed is not None)], kernels.device)
+            others = [rank for rank, (word,) in enumerate(rows) if word]
+            if failed is None and others:
+                raise EqfuseError(
+                    f"rank {others[0]} of {mesh!r} could not compile the program",
+                    hint="its own error says what is wrong there",
+                )
+        if failed is not None:
+            raise failed
+
     def _cheapest(self, extents: Mapping[str, int], itemsize: int) -> ShardPlan:
-        if len(self.strategies) == 1:
-            return self.strategies[0]
-        key = *sorted(extents.items()), itemsize
-        if key not in self._chosen:
-            found = min(self.strategies, key=lambda plan: self._price(plan, extents, itemsize).seconds)
-            if len(self._chosen) >= MOST_CHOSEN:
-                self._chosen.pop(next(iter(self._chosen)))
-            self._chosen[key] = found
-        return self._chosen[key]
+        """The strategy whose price is the least."""
+        return min(self.strategies, key=lambda plan: self._price(plan, extents, itemsize).seconds)
 
     def _price(self, plan: ShardPlan, extents: Mapping[str, int], itemsize: int = 4) -> Price:
         sizes = Sizes(self.kernel.program, self.sharding, extents, self.ranks, itemsize)
         return price(plan, sizes, self._link, self.kernel.device)
 
-    @property
+    @cached
     def _link(self) -> Link:
         return link_named(self.link)
 
@@ -368,7 +375,7 @@ class Sharded:
     def _simulated(self, given: Given, lengths: Mapping[str, Lengths] | None) -> list[torch.Tensor]:
         """The outputs of ranks of this process, that share whole tensors out evenly, or by `lengths`."""
         shapes = {name: tuple(tensor.shape) for name, tensor in given.tensors.items()}
-        whole = self._own_lengths(shapes)
+        whole = self._own_lengths(shapes, lengths)
         cut = {axis: even(n, self.ranks[self.sharding.meshes[axis]]) for axis, n in whole.items()}
         cut |= lengths or {}
         arrays, ranks, places = TorchArrays(), list[tuple[Run, Rank]](), list[Place]()
@@ -376,9 +383,10 @@ class Sharded:
             rank = dict(zip(self._meshes, numbers, strict=True))
             at = Place(self.sharding, rank, self.ranks, cut, {}, self._along, self.layout == "zigzag")
             own = replace(given, tensors=self._own(given.tensors, at))
-            plan, kernels, place = self._prepared(own, cut, rank)
-            ranks.append((run(plan, place, _named(own), kernels), rank))
+            plan, kernels, place = self._prepare(own, cut, rank)
+            ranks.append((run(plan, place, {**own.tensors, **own.scalars}, kernels), rank))
             places.append(place)
+            self.plan, self._place = plan, place
         results = simulated(ranks, arrays)
         return [
             gathered([result[output.name] for result in results], output.axes, places, arrays)
@@ -393,23 +401,38 @@ class Sharded:
                 found[tensor] = own_part(found[tensor], dimension, axis, place, arrays)
         return found
 
+    def own_output(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole output, at the sizes of the last call."""
+        if self._place is None:
+            raise EqfuseError("nothing was called yet", hint="call the sharded kernel first")
+        axes = next(output.axes for output in self.kernel.program.outputs if output.name == name)
+        for dimension, axis in enumerate(axes):
+            if axis in self.sharding.classes:
+                value = own_part(value, dimension, self.sharding.classes[axis], self._place, TorchArrays())
+        return value
+
     def local(self, **values: torch.Tensor) -> dict[str, torch.Tensor]:
         """This rank's shards of whole tensors, shared out evenly: `s(**s.local(Q=Q, K=K, V=V))`."""
         shapes = {name: tuple(value.shape) for name, value in values.items()}
         lengths = {
             axis: even(n, self.ranks[self.sharding.meshes[axis]])
-            for axis, n in self._own_lengths(shapes, False).items()
+            for axis, n in self._own_lengths(shapes, some=True).items()
         }
         place = Place(
             self.sharding, self._rank(), self.ranks, lengths, {}, self._along, self.layout == "zigzag"
         )
-        return self._own(values, place)
+        return {name: value.contiguous() for name, value in self._own(values, place).items()}
 
     def simulate(self, lengths: Mapping[str, Sequence[int]], /, **values: Any) -> Any:
         """The outputs of simulated ranks that have so many positions of each sharded axis: `s.simulate({"j": (5, 0, 3)}, x=x)`. Raises
         EqfuseError where these are not as many as the ranks, or do not sum to the axis."""
         if not self.is_simulated:
             raise EqfuseError("the ranks are not simulated", hint="give eq.shard a number of ranks")
+        for axis, each in lengths.items():
+            if isinstance(each, int) or not all(isinstance(n, int) and n >= 0 for n in each):
+                raise EqfuseError(
+                    f"lengths of {axis!r} are {each!r}", hint="one number for each rank, none negative"
+                )
         same = {self.sharding.classes.get(axis, axis): tuple(each) for axis, each in lengths.items()}
         given = Arguments(self.kernel.program).given(values)
         whole = self._own_lengths({name: tuple(t.shape) for name, t in given.tensors.items()})
@@ -423,12 +446,11 @@ class Sharded:
                     f"lengths of {axis!r} are {each}",
                     hint=f"one for each rank, {whole.get(axis, 'no')} positions together",
                 )
-        with undisturbed():
-            return self._called(values, same)
+        return self._differentiated(values, same)
 
     # -- DTensors ----------------------------------------------------------------------------------
 
-    def _of_dtensors(self, values: Mapping[str, Any]) -> Any:
+    def _of_dtensors(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None) -> Any:
         """As a call, with DTensors in and out. What is placed otherwise is redistributed; lengths are those that DTensors have."""
         if self.layout != "contiguous":
             raise EqfuseError("DTensors are contiguous", hint="give local tensors: s.local(x=x) has a rank's")
@@ -453,15 +475,12 @@ class Sharded:
             if tensor in shapes and axis not in self.sharding.outputs
         }
         known = lengths if lengths.keys() >= self.sharding.meshes.keys() - self.sharding.outputs else None
-        if wants_gradient(local) and torch.is_grad_enabled():
-            results = self._differentiable(local, known)
-        else:
-            with undisturbed():
-                results = self._called(local, known)
+        results = self._differentiated(local, known, sizes)
         made = results if isinstance(results, tuple) else (results,)
-        found = []
+        place, found = self._place, []
+        assert place is not None
         for output, value in zip(self.kernel.program.outputs, made, strict=True):
-            shape = torch.Size(self._sizes[axis] for axis in output.axes)
+            shape = torch.Size(place.extents[axis] for axis in output.axes)
             strides = [prod(shape[at + 1 :]) for at in range(len(shape))]
             where: list[Placement] = [Replicate() for _ in self.ranks]
             for dimension, axis in enumerate(output.axes):
@@ -483,18 +502,6 @@ class Sharded:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def _differentiable(self, values: Mapping[str, Any], lengths: Mapping[str, Lengths] | None = None) -> Any:
-        names = tuple(
-            name
-            for name, value in values.items()
-            if isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()
-        )
-        rest = {name: value for name, value in values.items() if name not in names}
-        made: Any = _Differentiable.apply(  # type: ignore[no-untyped-call]
-            self, names, rest, lengths, *(values[name] for name in names)
-        )
-        return made[0] if len(made) == 1 else made
-
     def gradient(self, names: tuple[str, ...]) -> Sharded:
         """The gradient by some inputs, sharded alike: it reads the tensors and a cotangent for each output of real numbers."""
         if names not in self._gradients:
@@ -514,16 +521,26 @@ class Sharded:
             if a in classes and of in lengths
         }
 
-    def _whole(self, output: Output, value: torch.Tensor) -> torch.Tensor:
+    def _lacking(self, extents: Mapping[str, int]) -> dict[str, int]:
+        """The extents of axes that no tensor determines."""
+        program = self.kernel.program
+        given = {axis for axis, *_ in places(program)} | {
+            *program.domains,
+            *program.lengths,
+            *program.computed,
+        }
+        return {axis: extents[axis] for axis in axes_along(program.outputs, ()) - given if axis in extents}
+
+    def _whole(self, output: Output, value: torch.Tensor, place: Place) -> torch.Tensor:
         """An output that is whole along axes that are sharded in outputs alone."""
         if self.is_simulated:
             return value
         for dimension, axis in enumerate(output.axes):
             found = self.sharding.classes.get(axis)
             if found in self.sharding.outputs:
-                mesh = self.sharding.meshes[found]
-                lengths = even(self._sizes[axis], self.ranks[mesh])
-                (value,) = self._group(mesh).answer(Join(mesh, (value,), (dimension,), (lengths,)))
+                mesh, lengths = self.sharding.meshes[found], place.lengths[found]
+                ((*parts,),) = self._group(mesh).answer(Join(mesh, (value,), (dimension,), (lengths,)))
+                value = torch.cat(parts, dimension)
         return value
 
     def _is_input(self, axis: str) -> bool:
@@ -539,10 +556,16 @@ class Sharded:
         self._verified(plan)
         return self._certificates.get(plan.strategy)
 
+    def price(self, plan: ShardPlan) -> Price:
+        """The price of a strategy at the sizes of the last call, or at nominal ones."""
+        return self._price(plan, self._nominal)
+
     def why(self, **sizes: int) -> str:
         """The strategies as a table: exchanges, bytes that a rank sends and holds, seconds of the exchanges by the model of the link and of
         the computations by the rates of the device; the cheapest first. `sizes` are extents of axes over all ranks, by default those of the last call."""
-        for axis in sizes:
+        for axis, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise EqfuseError(f"{axis} is {size!r}", hint="sizes are whole numbers from 1 on")
             if axis not in self._nominal:
                 raise EqfuseError(
                     f"the program has no axis {axis!r}",
@@ -573,7 +596,7 @@ class Sharded:
     def _nominal(self) -> Mapping[str, int]:
         from eqfuse.compiler import nominal_extents
 
-        return self._sizes or nominal_extents(self.kernel.program)
+        return self._place.extents if self._place is not None else nominal_extents(self.kernel.program)
 
     def explain(self, strategy: str | None = None) -> str:
         """The steps of every rank, of the last call's strategy or of another one."""
@@ -584,12 +607,6 @@ class Sharded:
         return f"{found.strategy}\n{shown(found.steps)}"
 
 
-def even(count: int, ranks: int) -> Lengths:
-    """The lengths of shards as DTensor cuts them: all as long as the first, the last ones shorter or empty."""
-    each = -(-count // ranks)
-    return tuple(max(0, min(each, count - rank * each)) for rank in range(ranks))
-
-
 def _bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
@@ -598,26 +615,22 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} {unit}"
 
 
-def _named(given: Given) -> dict[str, Any]:
-    return {**given.tensors, **given.scalars}
-
-
-def _said(sharded: Sharded, given: Given) -> dict[str, int]:
-    """What every rank has to agree on, as numbers of 63 bits."""
-    along = sharded._along
-    shapes = sorted(
-        (name, tuple(n for at, n in enumerate(tensor.shape) if (name, at) not in along))
-        for name, tensor in given.tensors.items()
+def _key(given: Given) -> tuple[Any, ...]:
+    """What a call has in common with others of the same shapes, dtypes and numbers."""
+    tensors = tuple(
+        (name, tensor.shape, tensor.dtype, tensor.device) for name, tensor in given.tensors.items()
     )
-    program = sharded.kernel.program
-    return {
-        "version": _digest(source_digest()),
-        "program": _digest((program.source, sorted(sharded.sharding.classes.items()))),
-        "strategy": _digest([plan.strategy for plan in sharded.strategies] + [sharded._link]),
-        "dtypes": _digest(sorted((name, str(tensor.dtype)) for name, tensor in given.tensors.items())),
-        "shapes": _digest(shapes),
-        "scalars": _digest(sorted(given.scalars.items())),
-    }
+    return tensors, tuple(given.scalars.items())
+
+
+class Kept(dict[Any, Any]):
+    """What was made for calls before: of so many kinds at most, the latest."""
+
+    def keep(self, key: Any, value: Any) -> Any:
+        if len(self) >= MOST_KEPT:
+            self.pop(next(iter(self)), None)
+        self[key] = value
+        return value
 
 
 def _digest(value: Any) -> int:
@@ -629,27 +642,31 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, sharded: Sharded, names: Any, rest: Any, lengths: Any, *tensors: torch.Tensor
+        sharded: Sharded, names: Any, rest: Any, lengths: Any, sizes: Any, *tensors: torch.Tensor
     ) -> Any:
-        ctx.sharded, ctx.names, ctx.rest, ctx.lengths = sharded, names, rest, lengths
-        ctx.save_for_backward(*tensors)
         with undisturbed():
-            made = sharded._called({**rest, **dict(zip(names, tensors, strict=True))}, lengths)
+            made = sharded._called({**rest, **dict(zip(names, tensors, strict=True))}, lengths, sizes)
         return made if isinstance(made, tuple) else (made,)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.sharded, ctx.names, ctx.rest, _, _, *tensors = inputs
+        ctx.place = ctx.sharded._place
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         sharded, program = ctx.sharded, ctx.sharded.kernel.program
         real = real_outputs(program)
-        wanted = [n for n, needed in zip(ctx.names, ctx.needs_input_grad[4:], strict=True) if needed]
+        wanted = [n for n, needed in zip(ctx.names, ctx.needs_input_grad[5:], strict=True) if needed]
         gradient = sharded.gradient(tuple(wanted))
         values = {**ctx.rest, **dict(zip(ctx.names, ctx.saved_tensors, strict=True))}
         for output, value in zip(program.outputs, cotangents, strict=True):
             if output.name in real:
-                values[cotangent(output.name)] = sharded._whole(output, value.contiguous())
+                values[cotangent(output.name)] = sharded._whole(output, value.contiguous(), ctx.place)
         read = {*Arguments(gradient.kernel.program).names}
-        lengths = gradient._lengths_of(sharded, ctx.lengths) if ctx.lengths is not None else None
-        with undisturbed():
-            made = gradient._called({n: v for n, v in values.items() if n in read}, lengths)
+        values = {name: value for name, value in values.items() if name in read}
+        lengths = gradient._lengths_of(sharded, ctx.place.lengths)
+        made = gradient._differentiated(values, lengths, gradient._lacking(ctx.place.extents))
         found = dict(zip(wanted, made if isinstance(made, tuple) else (made,), strict=True))
-        return None, None, None, None, *(found.get(name) for name in ctx.names)
+        return None, None, None, None, None, *(found.get(name) for name in ctx.names)

@@ -306,6 +306,8 @@ class _Builder:
         lines, read = list[Line](), dict[Operand, None]()
 
         def taken(tensor: str, dimension: int) -> str:
+            if self._along(tensor, dimension) is None:
+                return tensor
             name = f"{tensor}_{PASSED}"
             self.dims[name] = tuple(
                 passed if at == dimension else of for at, of in enumerate(self._axes(tensor))

@@ -15,9 +15,24 @@ from eqfuse.sharding.nodes import (
     Ring,
     ShardPlan,
     Tree,
+    total_of,
 )
 from eqfuse.terms.extents import axes_along
-from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Output, Program, Scalar, call, transform, walk
+from eqfuse.terms.nodes import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Output,
+    Program,
+    Scalar,
+    Size,
+    call,
+    replaced,
+    transform,
+    walk,
+)
 from eqfuse.terms.printer import show
 from eqfuse.terms.types import kind, program_dtypes, result_dtype
 
@@ -47,6 +62,8 @@ class Texts:
             output.name: output.dtype or result_dtype(output.expr, known) for output in program.outputs
         }
         self.copies: dict[str, str] = {}
+        self.whole: dict[str, dict[int, str]] = {}
+        self.given = dict(dtypes)
         self.exprs: dict[str, Expr] = {}
         self.kinds = self._kinds(sharded, known)
 
@@ -66,6 +83,13 @@ class Texts:
         exprs = [transform(self.exprs[line.name], read) for line in lines]
         nodes = list(walk(*exprs))
         tensors = {node.tensor: len(node.index) for node in nodes if isinstance(node, Load)}
+        sizes = {
+            Scalar(total_of(axis)): Size(f"{axis}_whole")
+            for name in tensors
+            for axis in self.whole.get(name, {}).values()
+        }
+        exprs = [replaced(expr, sizes) for expr in exprs]
+        nodes = list(walk(*exprs))
         heads = [self._head(name, rank) for name, rank in tensors.items() if name not in defined]
         integers = {*self.program.integers} | {n.name for n in nodes if isinstance(n, Scalar)}
         integers -= {*self.program.scalars} - {*self.program.integers}
@@ -84,13 +108,16 @@ class Texts:
         return Text(source, tuple(gives), frozenset(single))
 
     def _head(self, name: str, rank: int) -> str:
-        """The declaration of a tensor that holds no floats, or nothing."""
+        """The declaration of a tensor that holds no floats, or is whole along some dimension, whose size programs read; or nothing."""
         of = self.copies.get(name, name)
         declared = next((tensor for tensor in self.program.tensors if tensor.name == of), None)
-        axes = [f"{name}_{dimension}" for dimension in range(rank)]
+        whole = {dimension: f"{axis}_whole" for dimension, axis in self.whole.get(name, {}).items()}
+        axes = [whole.get(dimension, f"{name}_{dimension}") for dimension in range(rank)]
         if declared is None:
             found = self.kinds[name]
-            return "" if found == "real" else f"{name}: {self.kept[found]}{_axes(axes)}"
+            return "" if found == "real" and not whole else f"{name}: {self.kept[found]}{_axes(axes)}"
+        if whole:
+            return f"{name}: {declared.dtype or self.given[of]}{_axes(axes)}"
         if declared.dtype is None:
             return f"{name}: i64{_axes(axes)}" if of in self.program.integer_tensors and of != name else ""
         if of == name:
@@ -114,8 +141,10 @@ class Texts:
                 self.exprs[line.name] = expr = _of_integers(line.value, dtypes)
                 note(line.name, kind(expr, dtypes))
 
-        def copied(tensors: Iterable[Operand]) -> None:
-            for tensor, _, _, name in tensors:
+        def copied(tensors: Iterable[Operand], whole: bool = False) -> None:
+            for tensor, dimension, axis, name in tensors:
+                also = {dimension: axis} if whole else {}
+                self.whole[name] = {**self.whole.get(tensor, {}), **also}
                 if tensor in found:
                     note(name, found[tensor])
                 else:
@@ -127,7 +156,7 @@ class Texts:
                 case Compute(own, _):
                     lines(own)
                 case Concatenate(_, tensors) | Narrow(tensors):
-                    copied(tensors)
+                    copied(tensors, isinstance(step, Concatenate))
                 case Ring(_, states, tensors, update):
                     copied(tensors)
                     for state in states:

@@ -1,0 +1,106 @@
+"""Which axes of a program are sharded over which ranks: what `eq.shard` was given, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from eqfuse.errors import EqfuseError, did_you_mean
+from eqfuse.sharding.nodes import Sharding
+from eqfuse.terms.extents import axes_along
+from eqfuse.terms.nodes import Program
+from eqfuse.terms.prefixes import alike
+
+Mesh = DeviceMesh | dist.ProcessGroup | int | Mapping[str, int]
+Lengths = tuple[int, ...]
+
+
+def even(count: int, ranks: int) -> Lengths:
+    """The lengths of shards as DTensor cuts them: all as long as the first, the last ones shorter or empty."""
+    each = -(-count // ranks)
+    return tuple(max(0, min(each, count - rank * each)) for rank in range(ranks))
+
+
+def ranks_of(mesh: Mesh) -> dict[str, int]:
+    """The numbers of ranks by dimension of the mesh; one of any name is ""."""
+    if isinstance(mesh, DeviceMesh):
+        if mesh.mesh_dim_names is None:
+            raise EqfuseError(
+                "the mesh has no names of dimensions", hint='init_device_mesh(..., mesh_dim_names=("cp",))'
+            )
+        return dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
+    found: dict[str, int] | None = (
+        {"": dist.get_world_size(mesh)}
+        if isinstance(mesh, dist.ProcessGroup)
+        else {"": mesh}
+        if isinstance(mesh, int)
+        else dict(mesh)
+        if isinstance(mesh, Mapping)
+        else None
+    )
+    if not found or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in found.values()):
+        raise EqfuseError(
+            f"mesh is {mesh!r}", hint="give a DeviceMesh, a process group, or a number of ranks to simulate"
+        )
+    return found
+
+
+def sharding_of(
+    program: Program, sizes: dict[str, int], axes: Mapping[str, str], out: Mapping[str, str]
+) -> Sharding:
+    for given in (axes, out):
+        if not isinstance(given, Mapping) or not all(isinstance(n, str) for n in (*given, *given.values())):
+            raise EqfuseError(f"axes are {given!r}", hint='map axes to dimensions of the mesh: {"j": "cp"}')
+    if not axes and not out:
+        raise EqfuseError("no axes are sharded", hint='map axes to dimensions of the mesh: {"j": "cp"}')
+    same = alike(program)
+    known = {*same, *axes_along(program.outputs, program.tensors)}
+    if "" in sizes:
+        names = dict.fromkeys([*axes.values(), *out.values()])
+        if len(names) > 1:
+            raise EqfuseError(
+                f"the ranks have one dimension, not {len(names)}", hint="give a DeviceMesh, or {name: ranks}"
+            )
+        sizes[next(iter(names))] = sizes.pop("")
+    meshes: dict[str, str] = {}
+    for axis, mesh in (*axes.items(), *out.items()):
+        if axis not in known:
+            hint = did_you_mean(axis, known) or f"its axes are {', '.join(sorted(known))}"
+            raise EqfuseError(f"the program has no axis {axis!r}", hint=hint)
+        if mesh not in sizes:
+            hint = did_you_mean(mesh, sizes) or f"its dimensions are {', '.join(sizes)}"
+            raise EqfuseError(f"the mesh has no dimension {mesh!r}", hint=hint)
+        of = str(same.get(axis, axis))
+        if meshes.setdefault(of, mesh) != mesh:
+            raise EqfuseError(
+                f"{axis!r} is as long as an axis over {meshes[of]!r}", hint="shard both over one dimension"
+            )
+    of_outputs = {axis: str(same.get(axis, axis)) for axis in out}
+    for axis, of in of_outputs.items():
+        if any(str(same.get(each, each)) == of for each in axes):
+            raise EqfuseError(f"{axis!r} is sharded in tensors already", hint="leave it out of `out`")
+        if not any(axis in output.axes for output in program.outputs):
+            raise EqfuseError(f"no output has the axis {axis!r}", hint="`out` has axes of outputs")
+    classes = {axis: str(same.get(axis, axis)) for axis in known if str(same.get(axis, axis)) in meshes}
+    for output in program.outputs:
+        over = [meshes[classes[axis]] for axis in output.axes if axis in classes]
+        if len(set(over)) < len(over):
+            twice = next(mesh for mesh in over if over.count(mesh) > 1)
+            raise EqfuseError(
+                f"{output.name!r} has two axes over {twice!r}",
+                hint="shard one of them, or over another dimension",
+            )
+    return Sharding(classes, meshes, frozenset(of_outputs.values()))
+
+
+def link_of(mesh: Mesh) -> str:
+    if isinstance(mesh, DeviceMesh | dist.ProcessGroup):
+        group = mesh if isinstance(mesh, dist.ProcessGroup) else mesh.get_group(0)
+        if dist.get_backend(group) != "nccl":
+            return "gloo"
+        hosts = torch.cuda.device_count() or 1
+        return "nvlink" if dist.get_world_size() <= hosts else "infiniband"
+    return "nvlink"
