@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 
-from eqfuse.cache.files import cache_home, write_whole
+from eqfuse.cache.files import cache_home, made, write_whole
 from eqfuse.errors import EqfuseError, did_you_mean
 
 
@@ -72,6 +72,7 @@ def _measured() -> dict[str, dict[str, float]]:
 def keep_measured(name: str, latency: float, byte: float) -> None:
     """Keeps the seconds of a message and of a byte of a link, for all later processes of this machine."""
     rows = {**_measured(), name: {"latency": latency, "byte": byte}}
+    made(cache_home())
     write_whole(cache_home() / "links.json", json.dumps(rows))
 
 

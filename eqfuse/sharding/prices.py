@@ -24,7 +24,7 @@ from eqfuse.sharding.nodes import (
     ShardPlan,
     Tree,
 )
-from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Reduce, walk
+from eqfuse.terms.nodes import Call, Load, Program, Reduce, free_axes, walk
 from eqfuse.terms.sizes import places
 
 
@@ -134,18 +134,13 @@ def _computing(lines: Sequence[Line], plan: ShardPlan, sizes: Sizes, device: Dev
             if not isinstance(node, Reduce) or node in seen:
                 continue
             seen.add(node)
-            nodes = list(walk(node.body))
-            axes = {each.name for each in nodes if isinstance(each, Axis)} | {node.axis}
-            axes -= {each.axis for each in nodes if isinstance(each, Reduce)}
+            axes = {*free_axes(node.body), node.axis}
             if line.is_prefix and node is line.value:
                 axes -= {node.axis}
             count = prod(_extent(plan, axis, sizes) for axis in axes)
             factors = [part for part in node.body.parts if isinstance(part, Load | Reduce | Call)]
             is_product = node.op == "sum" and isinstance(node.body, Call) and node.body.fn == "mul"
-            apart = is_product and len(factors) == 2 and _free(factors[0]) ^ _free(factors[1])
+            apart = is_product and len(factors) == 2 and free_axes(factors[0]) ^ free_axes(factors[1])
             seconds += 2 * count / device.matrix_half if apart else count / device.elementwise
     return seconds
 
-
-def _free(expr: Expr) -> frozenset[str]:
-    return frozenset(node.name for node in walk(expr) if isinstance(node, Axis))

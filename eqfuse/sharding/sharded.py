@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from eqfuse.arguments import Arguments, Given
 from eqfuse.certification import Checks
-from eqfuse.devices import place_of
+from eqfuse.devices import Target, place_of
 from eqfuse.differentiate.gradient import cotangent, real_outputs
 from eqfuse.errors import BindError, EqfuseError, VerificationError, did_you_mean
+from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
 from eqfuse.results import source_digest
 from eqfuse.sharding.axes import Lengths, Mesh, even, link_of, ranks_of, sharding_of
@@ -115,6 +116,7 @@ class Sharded:
     layout: str = "contiguous"
     plan: ShardPlan | None = None
     _place: Place | None = field(default=None, repr=False)
+    _device: Device | None = field(default=None, repr=False)
     _kernels: dict[Any, Kernels] = field(default_factory=dict, repr=False)
     _said: Kept = field(default_factory=lambda: Kept(), repr=False)
     _prepared: Kept = field(default_factory=lambda: Kept(), repr=False)
@@ -313,6 +315,7 @@ class Sharded:
             lengths[axis] = even(extents[own], self.ranks[self.sharding.meshes[axis]])
         here = self._rank() if rank is None else rank
         place = Place(self.sharding, here, self.ranks, lengths, extents, self._along, self.layout == "zigzag")
+        self._device = Target(self.kernel.device, self.kernel.auto).of(tensors)
         plan = self._cheapest(extents, max((tensor.itemsize for tensor in tensors.values()), default=4))
         key = plan.strategy, tuple(sorted((name, str(tensor.dtype)) for name, tensor in tensors.items()))
         if key not in self._kernels:
@@ -349,7 +352,7 @@ class Sharded:
 
     def _price(self, plan: ShardPlan, extents: Mapping[str, int], itemsize: int = 4) -> Price:
         sizes = Sizes(self.kernel.program, self.sharding, extents, self.ranks, itemsize)
-        return price(plan, sizes, self._link, self.kernel.device)
+        return price(plan, sizes, self._link, self._device or self.kernel.device)
 
     @cached
     def _link(self) -> Link:
