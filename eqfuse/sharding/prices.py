@@ -143,4 +143,3 @@ def _computing(lines: Sequence[Line], plan: ShardPlan, sizes: Sizes, device: Dev
             apart = is_product and len(factors) == 2 and free_axes(factors[0]) ^ free_axes(factors[1])
             seconds += 2 * count / device.matrix_half if apart else count / device.elementwise
     return seconds
-

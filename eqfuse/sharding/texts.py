@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import inf
 
@@ -88,9 +88,10 @@ class Texts:
             for name in tensors
             for axis in self.whole.get(name, {}).values()
         }
+        sized = {sizes[node] for node in nodes if node in sizes}
         exprs = [replaced(expr, sizes) for expr in exprs]
         nodes = list(walk(*exprs))
-        heads = [self._head(name, rank) for name, rank in tensors.items() if name not in defined]
+        heads = [self._head(name, rank, sized) for name, rank in tensors.items() if name not in defined]
         integers = {*self.program.integers} | {n.name for n in nodes if isinstance(n, Scalar)}
         integers -= {*self.program.scalars} - {*self.program.integers}
         used = {node.name for node in nodes if isinstance(node, Scalar)} - defined
@@ -107,11 +108,12 @@ class Texts:
         source = "\n".join([*filter(None, heads), *body, f"return {', '.join(gives)}"])
         return Text(source, tuple(gives), frozenset(single))
 
-    def _head(self, name: str, rank: int) -> str:
-        """The declaration of a tensor that holds no floats, or is whole along some dimension, whose size programs read; or nothing."""
+    def _head(self, name: str, rank: int, sized: Set[Expr]) -> str:
+        """The declaration of a tensor that holds no floats, or is whole along a dimension whose size is read; or nothing."""
         of = self.copies.get(name, name)
         declared = next((tensor for tensor in self.program.tensors if tensor.name == of), None)
         whole = {dimension: f"{axis}_whole" for dimension, axis in self.whole.get(name, {}).items()}
+        whole = {dimension: axis for dimension, axis in whole.items() if Size(axis) in sized}
         axes = [whole.get(dimension, f"{name}_{dimension}") for dimension in range(rank)]
         if declared is None:
             found = self.kinds[name]
