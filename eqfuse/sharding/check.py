@@ -11,7 +11,7 @@ import numpy as np
 from eqfuse.certification import Checks
 from eqfuse.rules.merge import State
 from eqfuse.sharding.engine import Place, gathered, own_part, run
-from eqfuse.sharding.exchange import Run, simulated
+from eqfuse.sharding.exchange import InTurn, Run, simulated
 from eqfuse.sharding.nodes import Line, Sharding, ShardPlan
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import identity
@@ -40,7 +40,7 @@ class Held(NamedTuple):
     trials: bool
 
 
-class FieldArrays:
+class FieldArrays(InTurn):
     """Arrays of a domain, and numpy's of integers."""
 
     def __init__(self, domain: Domain) -> None:
@@ -136,6 +136,9 @@ class Interpreted(FieldArrays):
             name: Held(expand(value, (TRIAL, *known[name].axes), env), True)
             for name, value in zip(gives, made, strict=True)
         }
+
+    def groups(self, arrays: Sequence[Any]) -> int:
+        return 2
 
     def _is_integers(self, held: Any) -> bool:
         return isinstance(held, Held) and isinstance(held.data, np.ndarray)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 from eqfuse.rules.merge import State
@@ -15,6 +17,7 @@ from eqfuse.sharding.nodes import (
     AllToAll,
     Compute,
     Concatenate,
+    Grouped,
     Line,
     Narrow,
     Ring,
@@ -22,6 +25,7 @@ from eqfuse.sharding.nodes import (
     ShardPlan,
     Step,
     Tree,
+    flat,
     own_rank,
     read_by,
     start_of,
@@ -44,6 +48,13 @@ class Machine(Arrays, Protocol):
 
     def shape(self, array: Any) -> tuple[int, ...]:
         """The shape of one array of a rank."""
+
+    def groups(self, arrays: Sequence[Any]) -> int:
+        """How many groups tensors become whole in."""
+
+    def aside(self) -> AbstractContextManager[Callable[[Sequence[Any]], Callable[[], None]]]:
+        """Where what is done runs beside computations. What it gives makes, of the arrays that were made there, the function that waits for
+        them."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +134,10 @@ def _step(step: Step, sharded: ShardPlan, place: Place, values: dict[str, Any], 
             at = tuple(sharded.dims[f"{name}_all"].index(axis) - 1 for name in names)
             got = yield Parts(mesh, tuple(values[name] for name in names), at, place.lengths[found])
             _named(values, names, got)
-        case Concatenate(mesh, tensors):
-            got = yield Join(
-                mesh,
-                tuple(values[tensor] for tensor, *_ in tensors),
-                tuple(dimension for _, dimension, _, _ in tensors),
-                tuple(place.lengths[axis] for _, _, axis, _ in tensors),
-            )
-            for (_, dimension, axis, name), parts in zip(tensors, got, strict=True):
-                values[name] = _in_order(parts, dimension, axis, place, machine)
+        case Concatenate():
+            values |= yield from _fetched(step, place, values, machine)
+        case Grouped():
+            yield from _grouped(step, sharded, place, values, machine)
         case Narrow(tensors):
             for tensor, dimension, axis, name in tensors:
                 values[name] = machine.part(values[tensor], dimension, place.start(axis), place.length(axis))
@@ -139,6 +145,49 @@ def _step(step: Step, sharded: ShardPlan, place: Place, values: dict[str, Any], 
             yield from _tree(step, place, values, machine)
         case Ring():
             yield from _ring(step, place, values, machine)
+
+
+def _fetched(step: Concatenate, place: Place, values: Mapping[str, Any], machine: Machine) -> Any:
+    """Tensors that have become whole, by name."""
+    got = yield Join(
+        step.mesh,
+        tuple(values[tensor] for tensor, *_ in step.tensors),
+        tuple(dimension for _, dimension, _, _ in step.tensors),
+        tuple(place.lengths[axis] for _, _, axis, _ in step.tensors),
+    )
+    return {
+        name: _in_order(parts, dimension, axis, place, machine)
+        for (_, dimension, axis, name), parts in zip(step.tensors, got, strict=True)
+    }
+
+
+def _grouped(step: Grouped, plan: ShardPlan, place: Place, values: dict[str, Any], machine: Machine) -> Any:
+    """Fetches the next group before it computes one."""
+    count = place.extents[step.axis]
+    groups = max(1, min(count, machine.groups([values[tensor] for tensor, *_ in step.fetch.tensors])))
+    bounds = [count * number // groups for number in range(groups + 1)]
+    each: list[dict[str, Any]] = []
+    for start, stop in pairwise(bounds):
+        cut = {name: machine.part(values[name], at, start, stop - start) for name, at in step.slices}
+        each.append({**values, **cut})
+    ready: list[tuple[dict[str, Any], Callable[[], None]]] = []
+    made: list[dict[str, Any]] = []
+    for number in range(groups + 1):
+        if number < groups:
+            with machine.aside() as after:
+                whole = yield from _fetched(step.fetch, place, each[number], machine)
+                ready.append((whole, after(list(whole.values()))))
+        if number:
+            whole, wait = ready[number - 1]
+            wait()
+            extents = {**place.extents, step.axis: bounds[number] - bounds[number - 1]}
+            there = replace(place, extents=extents)
+            made.append(_computed(step.compute, plan, there, {**each[number - 1], **whole}, machine))
+            ready[number - 1] = {}, wait
+    for name in step.compute.gives:
+        parts = [part[name] for part in made]
+        at = plan.dims[name].index(step.axis)
+        values[name] = parts[0] if len(parts) == 1 else machine.join(parts, at)
 
 
 def _computed(
@@ -196,7 +245,7 @@ def needed(lines: Sequence[Line], gives: Sequence[str]) -> tuple[Line, ...]:
 
 def in_two_pieces(plan: ShardPlan, sharding: Sharding) -> str:
     """Why a rank cannot run the steps where it has two pieces of each sharded axis; "" where it can."""
-    for step in plan.steps:
+    for step in flat(plan.steps):
         match step:
             case Ring() | AllToAll():
                 return "what ranks pass on is one piece of an axis"

@@ -6,7 +6,8 @@ A rank's program is a generator: it yields requests and is sent their answers. S
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -139,7 +140,15 @@ def answer(requests: Sequence[Any], rank: int, arrays: Arrays) -> Any:
             return lambda: got
 
 
-class TorchArrays:
+class InTurn:
+    """What runs in the order in which it is written."""
+
+    @contextmanager
+    def aside(self) -> Iterator[Callable[[Sequence[Any]], Callable[[], None]]]:
+        yield lambda arrays: lambda: None
+
+
+class TorchArrays(InTurn):
     """Torch tensors of simulated ranks."""
 
     def stack(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:

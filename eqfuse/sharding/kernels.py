@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +22,9 @@ from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.folds import identity
 from eqfuse.terms.nodes import Const
 from eqfuse.terms.sizes import places
+
+LARGE, GROUPS = 1 << 23, 4
+"""Bytes above which tensors become whole in groups, and how many of these."""
 
 
 class Answers(Protocol):
@@ -72,6 +76,7 @@ class Kernels(TorchArrays):
         self.kernel, self.plan, self.device = kernel, plan, place_of(given.tensors)
         dtypes = {name: DTYPE_NAMES[tensor.dtype] for name, tensor in given.tensors.items()}
         self._texts = Texts(kernel.program, plan, dtypes)
+        self._aside: torch.cuda.Stream | None = None
         self._made: dict[tuple[str, ...], tuple[Text, Kernel, tuple[str, ...]]] = {}
 
     def compute(
@@ -95,6 +100,29 @@ class Kernels(TorchArrays):
             sizes = {axis: extents[axis] for axis in lacking}
         made = kernel(**read, sizes=sizes)
         return dict(zip(gives, made if isinstance(made, tuple) else (made,), strict=True))
+
+    def groups(self, arrays: Sequence[torch.Tensor]) -> int:
+        return GROUPS if self.device.type == "cuda" and sum(each.nbytes for each in arrays) >= LARGE else 1
+
+    @contextmanager
+    def aside(self) -> Iterator[Callable[[Sequence[torch.Tensor]], Callable[[], None]]]:
+        """On a GPU, a stream of its own, which waits for what is in the current one before."""
+        if self.device.type != "cuda":
+            yield lambda arrays: lambda: None
+            return
+        current = torch.cuda.current_stream(self.device)
+        if self._aside is None:
+            self._aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._aside.wait_stream(current)
+
+        def after(arrays: Sequence[torch.Tensor]) -> Callable[[], None]:
+            done = torch.cuda.current_stream(self.device).record_event()
+            for array in arrays:
+                array.record_stream(current)
+            return lambda: current.wait_event(done)
+
+        with torch.cuda.stream(self._aside):
+            yield after
 
     def nothing(self, state: State, values: Mapping[str, Any], place: Place) -> torch.Tensor:
         extents, number = place.local(), identity(state.op)

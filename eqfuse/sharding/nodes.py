@@ -12,12 +12,13 @@ What a collective makes of values `x` of all ranks, in the order of the ranks:
     Tree         x_all               the merge of all x, of two at a time
     Concatenate  x_all               a sharded tensor, whole along a dimension
     Narrow       x_own               a whole tensor, at this rank's positions along a dimension: nothing is sent
+    Grouped      the values of a program, whose tensors become whole one group of an axis after the other
     Ring         x                   a state that has seen the operands of all ranks, which are passed on from rank to rank
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.rules.merge import State
@@ -106,7 +107,18 @@ class Ring:
     update: tuple[Line, ...]
 
 
-Step = Compute | AllGather | AllReduce | AllToAll | Tree | Concatenate | Narrow | Ring
+@dataclass(frozen=True)
+class Grouped:
+    """A program of tensors that have become whole, for one group of positions of `axis` after the other: the next group's tensors are on
+    their way meanwhile. `slices` are the dimensions of tensors and values along the axis."""
+
+    axis: str
+    fetch: Concatenate
+    compute: Compute
+    slices: tuple[tuple[str, int], ...]
+
+
+Step = Grouped | Compute | AllGather | AllReduce | AllToAll | Tree | Concatenate | Narrow | Ring
 Exchange = AllGather | AllReduce | AllToAll | Tree | Concatenate | Ring
 
 
@@ -156,6 +168,12 @@ class ShardPlan:
     """The sharded axes that are whole in some step, by their names there."""
 
 
+def flat(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps without groups."""
+    for step in steps:
+        yield from (step.fetch, step.compute) if isinstance(step, Grouped) else (step,)
+
+
 def start_of(axis: str) -> str:
     """The scalar that has the position of a rank's first element along an axis."""
     return f"start_{axis}"
@@ -182,6 +200,8 @@ def read_by(step: Line | Step) -> set[str]:
             return set().union(*map(read_by, lines)) - {line.name for line in lines}
         case Concatenate(_, tensors) | Narrow(tensors):
             return {tensor for tensor, *_ in tensors}
+        case Grouped(_, fetch, compute, _):
+            return read_by(fetch) | (read_by(compute) - {name for *_, name in fetch.tensors})
         case Ring(_, states, tensors, update):
             inner = set().union(*map(read_by, update))
             inner -= {line.name for line in update} | {state.name for state in states}
@@ -195,6 +215,12 @@ def shown(steps: Sequence[Step]) -> str:
     lines: list[str] = []
     for step in steps:
         match step:
+            case Grouped(axis, fetch, compute, _):
+                inner = shown([fetch, compute]).splitlines()
+                lines += [
+                    f"for each group of {axis}, the next one on its way:",
+                    *(f"    {each}" for each in inner),
+                ]
             case Compute(own, gives):
                 lines += [f"compute {', '.join(gives)}", *(f"    {_line(line)}" for line in own)]
             case AllGather(mesh, values):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from eqfuse.extract.devices import Device
+from eqfuse.sharding.kernels import GROUPS, LARGE
 from eqfuse.sharding.links import Link
 from eqfuse.sharding.nodes import (
     PASSED,
@@ -17,6 +18,7 @@ from eqfuse.sharding.nodes import (
     Compute,
     Concatenate,
     Exchange,
+    Grouped,
     Line,
     Narrow,
     Ring,
@@ -65,7 +67,12 @@ def price(plan: ShardPlan, sizes: Sizes, link: Link, device: Device) -> Price:
     sent = held = exchanging = computing = 0.0
     exchanges = 0
     for step in plan.steps:
-        if isinstance(step, Compute):
+        if isinstance(step, Grouped):
+            size, kept, each = _exchange(step.fetch, plan, sizes, link, device, sizes.ranks[step.fetch.mesh])
+            work = device.launch + _computing(step.compute.lines, plan, sizes, device)
+            sent, held, computing, exchanges = sent + size, held + kept, computing + work, exchanges + 1
+            exchanging += max(each / GROUPS, each - work * (GROUPS - 1) / GROUPS) if size >= LARGE else each
+        elif isinstance(step, Compute):
             computing += device.launch + _computing(step.lines, plan, sizes, device)
         elif not isinstance(step, Narrow):
             n = sizes.ranks[step.mesh]

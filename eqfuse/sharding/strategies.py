@@ -24,6 +24,7 @@ from eqfuse.sharding.nodes import (
     AllToAll,
     Compute,
     Concatenate,
+    Grouped,
     Line,
     Narrow,
     Operand,
@@ -32,6 +33,7 @@ from eqfuse.sharding.nodes import (
     ShardPlan,
     Step,
     Tree,
+    flat,
     own_rank,
     read_by,
     start_of,
@@ -102,7 +104,7 @@ def strategies(
 
 def _weight(steps: Iterable[Step]) -> tuple[int, int]:
     """How many tensors become whole, and how many exchanges there are."""
-    exchanges = [step for step in steps if not isinstance(step, Compute | Narrow)]
+    exchanges = [step for step in flat(steps) if not isinstance(step, Compute | Narrow)]
     return sum(len(each.tensors) for each in exchanges if isinstance(each, Concatenate)), len(exchanges)
 
 
@@ -141,7 +143,8 @@ class _Builder:
                 self._group(group, values)
             for output in outputs:
                 self._put(output.name, output.axes, _with(output.expr, values))
-        return _steps(self.items, [output.name for output in self.program.outputs])
+        steps = _steps(self.items, [output.name for output in self.program.outputs])
+        return _in_groups(steps, self.sharding)
 
     def _prepared(self, kernel: KernelPlan) -> tuple[list[Group], list[Output]]:
         """A kernel's groups and outputs, with what is one rank's or a part on each as states: reads of single positions of sharded axes
@@ -665,6 +668,73 @@ def _steps(items: Sequence[Line | Step], outputs: Sequence[str]) -> tuple[Step, 
             steps.append(item)
     flush(frozenset(outputs))
     return tuple(steps)
+
+
+def _in_groups(steps: Sequence[Step], sharding: Sharding) -> tuple[Step, ...]:
+    """Steps where what one program alone reads becomes whole in groups of an axis, where each position of that is computed apart."""
+    found: list[Step] = []
+    for at, step in enumerate(steps):
+        before = found[-1] if found else None
+        if isinstance(step, Compute) and isinstance(before, Concatenate):
+            later = set[str]().union(*map(read_by, steps[at + 1 :]))
+            alone = later.isdisjoint(name for *_, name in before.tensors)
+            grouped = next(
+                filter(None, (_grouped(axis, before, step, sharding) for axis in _axes_of(step))), None
+            )
+            if alone and grouped is not None:
+                found[-1] = grouped
+                continue
+        found.append(step)
+    return tuple(found)
+
+
+def _axes_of(step: Compute) -> list[str]:
+    """The axes that all values have which a program gives."""
+    lines = [line for line in step.lines if line.name in step.gives]
+    return [axis for axis in lines[0].axes if all(axis in line.axes for line in lines)]
+
+
+def _grouped(axis: str, fetch: Concatenate, compute: Compute, sharding: Sharding) -> Grouped | None:
+    """Both in groups of an axis; None where positions of it are not apart."""
+    if axis in sharding.classes or any(axis not in line.axes for line in compute.lines):
+        return None
+    made = {line.name for line in compute.lines}
+    slices: dict[str, int] = {}
+    for node in walk(*(line.value for line in compute.lines)):
+        match node:
+            case Load(tensor, index) if tensor not in made:
+                at = [dimension for dimension, part in enumerate(index) if axis in free_axes(part)]
+                if at and (
+                    len(at) > 1 or index[at[0]] != Axis(axis) or slices.setdefault(tensor, at[0]) != at[0]
+                ):
+                    return None
+            case Size(own) | Reduce(_, own, _) if own == axis:
+                return None
+    reads = [node for line in compute.lines for node in walk(line.value) if isinstance(node, Load)]
+    apart = {tensor for node in reads if axis not in free_axes(node) for tensor in [node.tensor]}
+    if apart & slices.keys() or _as_value(axis, compute):
+        return None
+    operands = [(tensor, slices.get(name)) for tensor, _, _, name in fetch.tensors]
+    if any(at is None for _, at in operands):
+        return None
+    known = {name for *_, name in fetch.tensors}
+    given = {(name, at) for name, at in slices.items() if name not in known}
+    given |= {(tensor, at) for tensor, at in operands if at is not None}
+    return Grouped(axis, fetch, compute, tuple(sorted(given)))
+
+
+def _as_value(axis: str, compute: Compute) -> bool:
+    """Whether the positions of an axis are read, not only what is there."""
+    stack, seen = [line.value for line in compute.lines], set[Expr]()
+    while stack:
+        node = stack.pop()
+        if node is Axis(axis):
+            return True
+        if node not in seen:
+            seen.add(node)
+            parts = children(node)
+            stack += [p for p in parts if not isinstance(p, Axis)] if isinstance(node, Load) else parts
+    return False
 
 
 def _needed(item: Line | Step, needed: set[str]) -> Line | Step:

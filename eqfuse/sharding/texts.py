@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
 
 from eqfuse.sharding.nodes import (
+    AllGather,
+    AllReduce,
+    AllToAll,
     Compute,
     Concatenate,
     Line,
@@ -15,6 +19,7 @@ from eqfuse.sharding.nodes import (
     Ring,
     ShardPlan,
     Tree,
+    flat,
     total_of,
 )
 from eqfuse.terms.extents import axes_along
@@ -108,7 +113,7 @@ class Texts:
         source = "\n".join([*filter(None, heads), *body, f"return {', '.join(gives)}"])
         return Text(source, tuple(gives), frozenset(single))
 
-    def _head(self, name: str, rank: int, sized: Set[Expr]) -> str:
+    def _head(self, name: str, rank: int, sized: AbstractSet[Expr]) -> str:
         """The declaration of a tensor that holds no floats, or is whole along a dimension whose size is read; or nothing."""
         of = self.copies.get(name, name)
         declared = next((tensor for tensor in self.program.tensors if tensor.name == of), None)
@@ -153,7 +158,7 @@ class Texts:
                     self.copies[name] = self.copies.get(tensor, tensor)
                     known.update({name: known[tensor]} if tensor in known else {})
 
-        for step in plan.steps:
+        for step in flat(plan.steps):
             match step:
                 case Compute(own, _):
                     lines(own)
@@ -167,7 +172,7 @@ class Texts:
                     for state in states:
                         note(state.name, found[f"{state.name}_new"])
                     lines(update)
-                case _:
+                case AllGather() | AllReduce() | AllToAll() | Tree():
                     if isinstance(step, Tree):
                         for name in step.values:
                             note(f"{name}_a", found[name])
