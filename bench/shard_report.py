@@ -240,11 +240,11 @@ def _rows(
         except (RuntimeError, ImportError, TypeError) as error:
             peer = None
             print(f"no peer: {error}", flush=True)
-    every = eq.shard(kernel, mesh, axes, layout=case.layout)
+    every = eq.shard(kernel, mesh, axes, layout=case.layout, equal=True)
     for plan in every.strategies:
-        sharded = eq.shard(kernel, mesh, axes, layout=case.layout)
+        sharded = eq.shard(kernel, mesh, axes, layout=case.layout, equal=True)
         sharded.strategies = (plan,)
-        own = sharded.local(**whole)
+        own: dict[str, Any] = dict(sharded.local(**whole))
         made = sharded(**own)
         both = zip(_tuple(made), _tuple(expected), kernel.program.outputs, strict=True)
         errors = [_error(part, sharded.own_output(output.name, value)) for part, value, output in both]

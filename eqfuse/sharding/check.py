@@ -10,12 +10,12 @@ import numpy as np
 
 from eqfuse.certification import Checks
 from eqfuse.rules.merge import State
-from eqfuse.sharding.engine import Place, gathered, own_part, run
+from eqfuse.sharding.engine import Place, gathered, needed, own_part, run
 from eqfuse.sharding.exchange import InTurn, Run, simulated
 from eqfuse.sharding.nodes import Line, Sharding, ShardPlan
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import identity
-from eqfuse.terms.interpreter import TRIAL, Env, evaluate_all, expand
+from eqfuse.terms.interpreter import TRIAL, Env, evaluate_expr, expand
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Program, children, rebuild, walk
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.check import check_stages
@@ -102,40 +102,40 @@ class Interpreted(FieldArrays):
     def compute(
         self, lines: Sequence[Line], gives: Sequence[str], values: Mapping[str, Any], place: Place
     ) -> dict[str, Held]:
-        known = {line.name: line for line in lines}
-        written: dict[str, Expr] = {}
-        for line in lines:
-            written[line.name] = _inlined(line.value, known, written)
-        exprs = [written[name] for name in gives]
+        known: dict[str, Any] = dict(values)
+        for line in needed(lines, gives):
+            known[line.name] = Held(self._value(line, known, place), True)
+        return {name: known[name] for name in gives}
+
+    def _value(self, line: Line, values: Mapping[str, Any], place: Place) -> Any:
+        """The value of a line, with a first dimension of trials."""
         extents = place.local() | {own: place.extents[axis] for own, axis in self.every.items()}
         tensors: dict[str, Any] = {}
         local: dict[str, Any] = {}
         memo: dict[Expr, Expr] = {}
-        for node in walk(*exprs):
+        for node in walk(line.value):
             match node:
-                case Load(name, index) if self._is_integers(values[name]) and values[name].trials:
-                    axes = tuple(part.name for part in index if isinstance(part, Axis))
-                    local[name] = ((TRIAL, *axes), values[name].data)
-                    memo[node] = Local(name, axes)
                 case Load(name, index):
-                    tensors[name] = values[name].data
-                    memo[node] = Load(name, tuple(memo[part] for part in index))
+                    held = values[name]
+                    for part, size in zip(index, self.shape(held), strict=True):
+                        if isinstance(part, Axis) and part.name not in place.extents:
+                            extents[part.name] = size
+                    if self._is_integers(held) and held.trials:
+                        axes = tuple(part.name for part in index if isinstance(part, Axis))
+                        at = f"{name} {' '.join(axes)}"  # it may be read at several axes
+                        local[at] = ((TRIAL, *axes), held.data)
+                        memo[node] = Local(at, axes)
+                    else:
+                        tensors[name] = held.data
+                        memo[node] = Load(name, tuple(memo[part] for part in index))
                 case Local(name, _):
                     local[name] = ((TRIAL,) if values[name].trials else (), values[name].data)
                     memo[node] = node
                 case _:
                     memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
-            if isinstance(node, Load):
-                for part, size in zip(node.index, self.shape(values[node.tensor]), strict=True):
-                    if isinstance(part, Axis) and part.name not in place.extents:
-                        extents[part.name] = size
         scalars = {name: v for name, v in values.items() if not isinstance(v, Held)}
         env = Env(self.domain, tensors, scalars, extents, locals=local, batch=self.trials)
-        made = evaluate_all([memo[expr] for expr in exprs], env)
-        return {
-            name: Held(expand(value, (TRIAL, *known[name].axes), env), True)
-            for name, value in zip(gives, made, strict=True)
-        }
+        return expand(evaluate_expr(memo[line.value], env), (TRIAL, *line.axes), env)
 
     def groups(self, arrays: Sequence[Any]) -> int:
         return 2
@@ -149,21 +149,6 @@ class Interpreted(FieldArrays):
         number = identity(state.op)
         assert isinstance(number, Const)
         return Held(self.domain.full(shape, float(number.value)), True)
-
-
-def _inlined(expr: Expr, lines: Mapping[str, Line], written: Mapping[str, Expr]) -> Expr:
-    """With what it reads of other lines; those are read at their own axes."""
-    memo: dict[Expr, Expr] = {}
-    for node in walk(expr):
-        match node:
-            case Load(name, index) if name in lines:
-                assert index == tuple(map(Axis, lines[name].axes)), (name, index)
-                memo[node] = written[name]
-            case Local(name, _) if name in lines:
-                memo[node] = written[name]
-            case _:
-                memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
-    return memo[expr]
 
 
 def stage(

@@ -188,11 +188,29 @@ class TorchArrays(InTurn):
 class Group:
     """A process group, which answers the requests of this rank's program. All parts of a request travel in one message."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
+        self.group, self.name = group, name
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def answer(self, request: Request) -> Any:
+        with self._ended(type(request).__name__.lower()):
+            return self._answered(request)
+
+    @contextmanager
+    def _ended(self, what: str) -> Iterator[None]:
+        """Says which exchange did not end, where torch says that one did not. Raises EqfuseError."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            first = str(error).strip().splitlines()[0]
+            raise EqfuseError(
+                f"rank {self.rank} waited in vain for the others over {self.name!r} ({what}): {first}",
+                hint="another rank has ended, or has not made this call before the group's time-out",
+            ) from error
+
+    def _answered(self, request: Request) -> Any:
         match request:
             case Gather(_, tensors):
                 return self._gathered(tensors)
@@ -207,11 +225,12 @@ class Group:
 
     def numbers(self, own: Sequence[int], device: torch.device) -> list[list[int]]:
         """Integers of every rank, as many on each."""
-        sent = torch.tensor(own, dtype=torch.int64, device=device)
-        got = sent.new_empty(self.size * len(own))
-        _all_gather(got, sent, group=self.group)
-        rows: list[list[int]] = got.view(self.size, -1).tolist()
-        return rows
+        with self._ended("what every rank is called with"):
+            sent = torch.tensor(own, dtype=torch.int64, device=device)
+            got = sent.new_empty(self.size * len(own))
+            _all_gather(got, sent, group=self.group)
+            rows: list[list[int]] = got.view(self.size, -1).tolist()
+            return rows
 
     def _gathered(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if sum(tensor.nbytes for tensor in tensors) > LARGE and len(tensors) > 1:
@@ -285,8 +304,9 @@ class Group:
         waiting = dist.batch_isend_irecv(ops) if ops else []
 
         def wait() -> list[torch.Tensor] | None:
-            for each in waiting:
-                each.wait()
+            with self._ended("pass"):
+                for each in waiting:
+                    each.wait()
             return got
 
         return wait

@@ -23,8 +23,14 @@ from eqfuse.terms.folds import identity
 from eqfuse.terms.nodes import Const
 from eqfuse.terms.sizes import places
 
-LARGE, GROUPS = 1 << 23, 4
-"""Bytes above which tensors become whole in groups, and how many of these."""
+LARGE, GROUPS = 1 << 26, 4
+"""Bytes of a group of tensors that become whole, and how many groups there are at most: a smaller one is no longer on its way than its
+kernel has a tail."""
+
+
+def groups_of(size: float) -> int:
+    """How many groups operands of so many bytes become whole in."""
+    return max(1, min(GROUPS, int(size / LARGE)))
 
 
 class Answers(Protocol):
@@ -102,7 +108,7 @@ class Kernels(TorchArrays):
         return dict(zip(gives, made if isinstance(made, tuple) else (made,), strict=True))
 
     def groups(self, arrays: Sequence[torch.Tensor]) -> int:
-        return GROUPS if self.device.type == "cuda" and sum(each.nbytes for each in arrays) >= LARGE else 1
+        return groups_of(sum(each.nbytes for each in arrays)) if self.device.type == "cuda" else 1
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[Sequence[torch.Tensor]], Callable[[], None]]]:

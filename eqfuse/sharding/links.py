@@ -78,9 +78,11 @@ def keep_measured(name: str, latency: float, byte: float) -> None:
 
 def link_named(name: str) -> Link:
     """A link by name, as `eqfuse bench link` measured it here where it did. Raises EqfuseError for a name that is none."""
-    found = LINKS.get(name)
+    found = LINKS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise EqfuseError(f"link is {name!r}", hint=did_you_mean(name, LINKS) or f"one of {', '.join(LINKS)}")
+        raise EqfuseError(
+            f"link is {name!r}", hint=did_you_mean(str(name), LINKS) or f"one of {', '.join(LINKS)}"
+        )
     try:
         row = _measured()[name]
         return Link(name, float(row["latency"]), float(row["byte"]), "measured here")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from eqfuse.extract.devices import Device
-from eqfuse.sharding.kernels import GROUPS, LARGE
+from eqfuse.sharding.kernels import groups_of
 from eqfuse.sharding.links import Link
 from eqfuse.sharding.nodes import (
     PASSED,
@@ -71,7 +71,8 @@ def price(plan: ShardPlan, sizes: Sizes, link: Link, device: Device) -> Price:
             size, kept, each = _exchange(step.fetch, plan, sizes, link, device, sizes.ranks[step.fetch.mesh])
             work = device.launch + _computing(step.compute.lines, plan, sizes, device)
             sent, held, computing, exchanges = sent + size, held + kept, computing + work, exchanges + 1
-            exchanging += max(each / GROUPS, each - work * (GROUPS - 1) / GROUPS) if size >= LARGE else each
+            groups = groups_of(size / max(1, sizes.ranks[step.fetch.mesh] - 1)) if device.kind == "gpu" else 1
+            exchanging += max(each / groups, each - work * (groups - 1) / groups)
         elif isinstance(step, Compute):
             computing += device.launch + _computing(step.lines, plan, sizes, device)
         elif not isinstance(step, Narrow):

@@ -40,8 +40,9 @@ from eqfuse.terms.sizes import bind, check_names, check_ranks, places
 from eqfuse.threads import cached, undisturbed
 
 LAYOUTS = ("contiguous", "zigzag")
-WORDS = 7
-"""What ranks say of a call, beside lengths."""
+WORDS = 24
+"""Numbers that ranks say before a call: what they call, and the lengths of sharded axes."""
+MOST_AXES = 16
 MOST_KEPT = 1024
 
 
@@ -53,6 +54,7 @@ def shard(
     out: Mapping[str, str] | None = None,
     strategy: str = "auto",
     layout: str = "contiguous",
+    equal: bool = False,
     link: str | None = None,
 ) -> Sharded:
     """The kernel with axes of its program sharded over the dimensions of a mesh: `eq.shard(k, mesh, {"j": "cp"})`.
@@ -66,6 +68,9 @@ def shard(
     `layout` is "contiguous", or "zigzag": of n ranks rank r has pieces r and 2 n - 1 - r of 2 n pieces of each sharded axis, one after
     the other, so that a causal mask leaves as much to each.
 
+    With `equal`, every rank promises to have as many positions as any other: lengths are then agreed on at the first call of some shapes
+    alone, and later ones neither exchange them nor wait for the device, so that CUDA graphs may capture them.
+
     The result is called as the kernel is, on every rank alike, with that rank's shards (of any lengths, also none), in the order
     of the ranks, or with DTensors; it returns the rank's shards of outputs that have sharded axes, and others whole on every rank.
     Simulated ranks take whole tensors and return whole outputs. Raises EqfuseError for axes and dimensions that are not there, and
@@ -77,6 +82,8 @@ def shard(
         )
     sizes = ranks_of(mesh)
     sharding = sharding_of(kernel.program, sizes, axes, {} if out is None else out)
+    if len(sharding.meshes) > MOST_AXES:
+        raise EqfuseError(f"{len(sharding.meshes)} axes are sharded", hint=f"shard {MOST_AXES} at most")
     found, refused = strategies(kernel.program, kernel.merged_plans(), sharding)
     if layout not in LAYOUTS:
         raise EqfuseError(f"layout is {layout!r}", hint=f"one of {', '.join(LAYOUTS)}")
@@ -98,7 +105,7 @@ def shard(
         raise EqfuseError("the program has no strategy", hint="; ".join(refused.values()))
     link = link_of(mesh) if link is None else link
     link_named(link)
-    return Sharded(kernel, mesh, sizes, sharding, tuple(found), refused, link, layout)
+    return Sharded(kernel, mesh, sizes, sharding, tuple(found), refused, link, layout, equal)
 
 
 @dataclass
@@ -114,21 +121,24 @@ class Sharded:
     refused: Mapping[str, str]
     link: str
     layout: str = "contiguous"
+    equal: bool = False
     plan: ShardPlan | None = None
     _place: Place | None = field(default=None, repr=False)
     _device: Device | None = field(default=None, repr=False)
     _kernels: dict[Any, Kernels] = field(default_factory=dict, repr=False)
     _said: Kept = field(default_factory=lambda: Kept(), repr=False)
     _prepared: Kept = field(default_factory=lambda: Kept(), repr=False)
+    _compared: Kept = field(default_factory=lambda: Kept(), repr=False)
     _certificates: dict[str, Any] = field(default_factory=dict, repr=False)
     _gradients: dict[tuple[str, ...], Sharded] = field(default_factory=dict, repr=False)
     _groups: dict[str, Group] = field(default_factory=dict, repr=False)
 
     # -- running -----------------------------------------------------------------------------------
 
+    @torch.compiler.disable
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
         """The outputs: see `eq.shard`. `sizes` gives axes that no tensor determines. Every rank has to call alike; where programs, dtypes or shapes differ, all of them raise an
-        error that says which rank does. Differentiable: the gradient is the gradient's program, sharded alike; that of a whole
+        error that says which rank does. Under `torch.compile` a call is outside of graphs. Differentiable: the gradient is the gradient's program, sharded alike; that of a whole
         tensor is whole on every rank."""
         Arguments(self.kernel.program).all_named(unnamed)
         if any(isinstance(value, DTensor) for value in values.values()):
@@ -175,12 +185,21 @@ class Sharded:
             own, said = self._said.get(key) or self._said.keep(key, self._described(given, known))
         except EqfuseError as error:
             failed = error
-        if lengths is None or failed is not None:
-            lengths = self._agreed(place_of(given.tensors), said, own, failed)
-        at = key, tuple(sorted(lengths.items()))
-        plan, kernels, place = self._prepared.get(at) or self._prepared.keep(
-            at, self._prepare(given, lengths)
-        )
+        every = lengths
+        if self.equal and every is None:
+            every = {axis: (n,) * self.ranks[self.sharding.meshes[axis]] for axis, n in own.items()}
+        agreed = None if every is None else (tuple(sorted(every.items())), tuple(said.values()))
+        if every is None or failed is not None or agreed not in self._compared:
+            found = self._agreed(place_of(given.tensors), said, own, failed)
+            if every is not None and any(every[axis] != each for axis, each in found.items()):
+                raise EqfuseError(
+                    f"ranks have {found} positions", hint="leave `equal` out, or share them out evenly"
+                )
+            every = found if every is None else every
+            if agreed is not None:
+                self._compared.keep(agreed, True)
+        at = key, tuple(sorted(every.items()))
+        plan, kernels, place = self._prepared.get(at) or self._prepared.keep(at, self._prepare(given, every))
         self.plan, self._place = plan, place
         result = driven(run(plan, place, {**given.tensors, **given.scalars}, kernels), self._group)
         return given.returned([result[output.name] for output in program.outputs])
@@ -209,7 +228,9 @@ class Sharded:
         return {
             "version": _digest(source_digest()),
             "program": _digest((self.kernel.program.source, classes)),
-            "strategy": _digest(([plan.strategy for plan in self.strategies], self._link, self.layout)),
+            "strategy": _digest(
+                ([plan.strategy for plan in self.strategies], self._link, self.layout, self.equal)
+            ),
         }
 
     @property
@@ -260,7 +281,7 @@ class Sharded:
         if mesh not in self._groups:
             assert isinstance(self.mesh, DeviceMesh | dist.ProcessGroup)
             group = self.mesh if isinstance(self.mesh, dist.ProcessGroup) else self.mesh.get_group(mesh)
-            self._groups[mesh] = Group(group)
+            self._groups[mesh] = Group(group, mesh)
         return self._groups[mesh]
 
     def _agreed(
@@ -277,7 +298,7 @@ class Sharded:
             group = self._group(mesh)
             axes = [axis for axis, of in self.sharding.meshes.items() if of == mesh and axis in own]
             row = [int(failed is not None), *said.values(), *(own[axis] for axis in axes)]
-            row += [0] * (WORDS + len(self.sharding.meshes) - len(row))
+            row += [0] * (WORDS - len(row))
             rows = group.numbers(row, device)
             for rank, other in enumerate(rows):
                 if other[0] and failed is None:
@@ -512,7 +533,9 @@ class Sharded:
             kernel = self.kernel.gradient(names)
             known = {*alike(kernel.program), *axes_along(kernel.program.outputs, kernel.program.tensors)}
             axes = {a: mesh for a, mesh in axes.items() if a in known and self._is_input(a)}
-            self._gradients[names] = shard(kernel, self.mesh, axes, layout=self.layout, link=self.link)
+            self._gradients[names] = shard(
+                kernel, self.mesh, axes, layout=self.layout, equal=self.equal, link=self.link
+            )
         return self._gradients[names]
 
     def _lengths_of(self, other: Sharded, lengths: Mapping[str, Lengths]) -> dict[str, Lengths]:

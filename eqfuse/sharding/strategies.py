@@ -9,8 +9,10 @@ over the same ranks, other ranks have other rows of it: operands or rows move in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import product
+from math import inf
 
 from eqfuse.loops.plan import KernelPlan
 from eqfuse.names import Names
@@ -144,7 +146,7 @@ class _Builder:
             for output in outputs:
                 self._put(output.name, output.axes, _with(output.expr, values))
         steps = _steps(self.items, [output.name for output in self.program.outputs])
-        return _in_groups(steps, self.sharding)
+        return _in_groups(steps, {*self.sharding.classes, *self.every.values()})
 
     def _prepared(self, kernel: KernelPlan) -> tuple[list[Group], list[Output]]:
         """A kernel's groups and outputs, with what is one rank's or a part on each as states: reads of single positions of sharded axes
@@ -166,7 +168,7 @@ class _Builder:
                 at for at, group in enumerate(groups) if self._takes(group, axis) and not any(reads[: at + 1])
             )
             at = None if made.keys() & set(walk(body)) else next(places, None)
-            made[node] = Local(state.name, dims)
+            made[node] = self._inside(node, Local(state.name, dims))
             if at is not None:
                 groups[at] = _grown(groups[at], state)
             elif (
@@ -208,6 +210,18 @@ class _Builder:
                 if not self._has_rows(node, axis):
                     return f"{op}_{axis}", axis, op, body
         return None
+
+    def _inside(self, node: Expr, value: Expr) -> Expr:
+        """A read of single positions as it is where they are positions of the axis, and NaN elsewhere: no rank has those."""
+        if not isinstance(node, Load):
+            return value
+        for dimension, part in enumerate(node.index):
+            found = self._along(node.tensor, dimension)
+            if found is not None and not free_axes(part) & self.sharding.classes.keys():
+                axis = next(a for a, of in self.sharding.classes.items() if of == found)
+                inside = call("and", call("le", Const(0), part), call("lt", part, Size(axis)))
+                value = call("where", inside, value, call("sub", Const(inf), Const(inf)))
+        return value
 
     def _has_rows(self, expr: Expr, axis: str) -> bool:
         """Whether an expression has an axis that is sharded over the same ranks."""
@@ -463,6 +477,9 @@ class _Builder:
         self, name: str, axes: tuple[str, ...], value: Expr, part: str = "", where: Expr | None = None
     ) -> str:
         """Adds a line. A reduction over the axis `part` is over a rank's own positions, those `where` a condition holds."""
+        meshes = [self.sharding.mesh(axis) for axis in axes if axis in self.sharding.classes]
+        if len(set(meshes)) < len(meshes):
+            raise _Refused(self.rows, f"a value is kept that has two axes over {meshes[0]!r}")
         if isinstance(value, Reduce) and value.axis == part:
             body = self._here(value.body)
             body = body if where is None else only_where(where, value.op, body)
@@ -670,8 +687,9 @@ def _steps(items: Sequence[Line | Step], outputs: Sequence[str]) -> tuple[Step, 
     return tuple(steps)
 
 
-def _in_groups(steps: Sequence[Step], sharding: Sharding) -> tuple[Step, ...]:
-    """Steps where what one program alone reads becomes whole in groups of an axis, where each position of that is computed apart."""
+def _in_groups(steps: Sequence[Step], others: AbstractSet[str]) -> tuple[Step, ...]:
+    """Steps where what one program alone reads becomes whole in groups of an axis that is none of `others`, where each position of
+    that is computed apart."""
     found: list[Step] = []
     for at, step in enumerate(steps):
         before = found[-1] if found else None
@@ -679,7 +697,8 @@ def _in_groups(steps: Sequence[Step], sharding: Sharding) -> tuple[Step, ...]:
             later = set[str]().union(*map(read_by, steps[at + 1 :]))
             alone = later.isdisjoint(name for *_, name in before.tensors)
             grouped = next(
-                filter(None, (_grouped(axis, before, step, sharding) for axis in _axes_of(step))), None
+                filter(None, (_grouped(axis, before, step) for axis in _axes_of(step) if axis not in others)),
+                None,
             )
             if alone and grouped is not None:
                 found[-1] = grouped
@@ -694,9 +713,9 @@ def _axes_of(step: Compute) -> list[str]:
     return [axis for axis in lines[0].axes if all(axis in line.axes for line in lines)]
 
 
-def _grouped(axis: str, fetch: Concatenate, compute: Compute, sharding: Sharding) -> Grouped | None:
+def _grouped(axis: str, fetch: Concatenate, compute: Compute) -> Grouped | None:
     """Both in groups of an axis; None where positions of it are not apart."""
-    if axis in sharding.classes or any(axis not in line.axes for line in compute.lines):
+    if any(axis not in line.axes for line in compute.lines):
         return None
     made = {line.name for line in compute.lines}
     slices: dict[str, int] = {}
