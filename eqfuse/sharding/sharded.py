@@ -135,12 +135,14 @@ class Sharded:
 
     # -- running -----------------------------------------------------------------------------------
 
-    @torch.compiler.disable
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
         """The outputs: see `eq.shard`. `sizes` gives axes that no tensor determines. Every rank has to call alike; where programs, dtypes or shapes differ, all of them raise an
         error that says which rank does. Under `torch.compile` a call is outside of graphs. Differentiable: the gradient is the gradient's program, sharded alike; that of a whole
         tensor is whole on every rank."""
-        Arguments(self.kernel.program).all_named(unnamed)
+        return _outside(self, unnamed, values, sizes)
+
+    def _any(self, unnamed: Sequence[Any], values: Mapping[str, Any], sizes: Mapping[str, int] | None) -> Any:
+        self._arguments.all_named(unnamed)
         if any(isinstance(value, DTensor) for value in values.values()):
             return self._of_dtensors(values, sizes)
         return self._differentiated(values, sizes=sizes)
@@ -631,6 +633,9 @@ class Sharded:
         if found is None:
             raise EqfuseError(f"strategy is {strategy!r}", hint=f"it has {', '.join(plans)}")
         return f"{found.strategy}\n{shown(found.steps)}"
+
+
+_outside: Any = torch.compiler.disable(Sharded._any)  # type: ignore[no-untyped-call]
 
 
 def _bytes(count: float) -> str:
