@@ -88,13 +88,27 @@ def _context_parallel(t: Tensors, mesh: DeviceMesh) -> Callable[[], Any]:
     return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def _loss_parallel(t: Tensors, mesh: DeviceMesh) -> Callable[[], Any]:
+    """torch's own cross-entropy of logits that are sharded by class."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    logits = distribute_tensor(t["x"], mesh, [Shard(1)])
+
+    def call() -> Any:
+        with loss_parallel():
+            return F.cross_entropy(logits, t["label"], reduction="none")
+
+    return call
+
+
 CASES = {
     "causal prefill": Case(
         f"s[h,i,j] = where(j <= i, {SCALED}, -inf)\n" + ATTENTION,
         ("i", "j"),
         _heads,
         ({"h": 4, "i": 1024, "j": 1024, "d": 128},),
-        tuple({"h": 16, "i": n, "j": n, "d": 128} for n in (32768, 65536, 131072)),
+        tuple({"h": 16, "i": n, "j": n, "d": 128} for n in (32768, 65536, 131072, 262144)),
         "zigzag",
         torch.bfloat16,
         _context_parallel,
@@ -121,6 +135,8 @@ CASES = {
         _logits,
         ({"i": 512, "v": 32768},),
         ({"i": 8192, "v": 128256},),
+        dtype=torch.bfloat16,
+        peer=_loss_parallel,
     ),
     "LayerNorm over features": Case(
         "m[i] = mean[v](x[i,v])\ny[i,v] = (x[i,v] - m[i]) * rsqrt(mean[v](sq(x[i,v] - m[i])) + 1e-5)\nreturn y",
@@ -237,7 +253,7 @@ def _rows(
     if case.peer is not None and options.device == "cuda" and dist.get_backend() == "nccl":
         try:
             peer = timed(case.peer(whole, mesh), device)
-        except (RuntimeError, ImportError, TypeError) as error:
+        except (RuntimeError, ImportError, TypeError, ValueError) as error:
             peer = None
             print(f"no peer: {error}", flush=True)
     every = eq.shard(kernel, mesh, axes, layout=case.layout, equal=True)

@@ -103,13 +103,19 @@ class Interpreted(FieldArrays):
         self, lines: Sequence[Line], gives: Sequence[str], values: Mapping[str, Any], place: Place
     ) -> dict[str, Held]:
         known: dict[str, Any] = dict(values)
-        for line in needed(lines, gives):
-            known[line.name] = Held(self._value(line, known, place), True)
+        extents = place.local() | {own: place.extents[axis] for own, axis in self.every.items()}
+        lines = needed(lines, gives)
+        for node in walk(*(line.value for line in lines)):
+            if isinstance(node, Load) and node.tensor in values:
+                for part, size in zip(node.index, self.shape(values[node.tensor]), strict=True):
+                    if isinstance(part, Axis) and part.name not in place.extents:
+                        extents[part.name] = size
+        for line in lines:
+            known[line.name] = Held(self._value(line, known, extents), True)
         return {name: known[name] for name in gives}
 
-    def _value(self, line: Line, values: Mapping[str, Any], place: Place) -> Any:
+    def _value(self, line: Line, values: Mapping[str, Any], extents: Mapping[str, int]) -> Any:
         """The value of a line, with a first dimension of trials."""
-        extents = place.local() | {own: place.extents[axis] for own, axis in self.every.items()}
         tensors: dict[str, Any] = {}
         local: dict[str, Any] = {}
         memo: dict[Expr, Expr] = {}
@@ -117,9 +123,6 @@ class Interpreted(FieldArrays):
             match node:
                 case Load(name, index):
                     held = values[name]
-                    for part, size in zip(index, self.shape(held), strict=True):
-                        if isinstance(part, Axis) and part.name not in place.extents:
-                            extents[part.name] = size
                     if self._is_integers(held) and held.trials:
                         axes = tuple(part.name for part in index if isinstance(part, Axis))
                         at = f"{name} {' '.join(axes)}"  # it may be read at several axes

@@ -191,6 +191,11 @@ class Group:
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self.group, self.name = group, name
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self._on_hosts = dist.get_backend(group) == "gloo"
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor where the group's library exchanges it: gloo does so in the memory of the hosts."""
+        return tensor.cpu() if self._on_hosts else tensor
 
     def answer(self, request: Request) -> Any:
         with self._ended(type(request).__name__.lower()):
@@ -226,7 +231,7 @@ class Group:
     def numbers(self, own: Sequence[int], device: torch.device) -> list[list[int]]:
         """Integers of every rank, as many on each."""
         with self._ended("what every rank is called with"):
-            sent = torch.tensor(own, dtype=torch.int64, device=device)
+            sent = torch.tensor(own, dtype=torch.int64, device="cpu" if self._on_hosts else device)
             got = sent.new_empty(self.size * len(own))
             _all_gather(got, sent, group=self.group)
             rows: list[list[int]] = got.view(self.size, -1).tolist()
@@ -235,10 +240,10 @@ class Group:
     def _gathered(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if sum(tensor.nbytes for tensor in tensors) > LARGE and len(tensors) > 1:
             return [each for tensor in tensors for each in self._gathered([tensor])]
-        sent = _packed(tensors)
+        sent = self._sent(_packed(tensors))
         got = sent.new_empty((self.size, sent.numel()))
         _all_gather(got.view(-1), sent, group=self.group)
-        return _unpacked(got, [(t.dtype, t.shape) for t in tensors])
+        return _unpacked(got.to(tensors[0].device), [(t.dtype, t.shape) for t in tensors])
 
     def _joined(
         self, tensors: Sequence[torch.Tensor], dimensions: Sequence[int], lengths: Sequence[tuple[int, ...]]
@@ -263,7 +268,9 @@ class Group:
             at = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
             sent = torch.cat([tensors[number].reshape(-1) for number in at])
             keys = _keys(sent, op) if ordered and dtype.is_floating_point else sent
+            keys = self._sent(keys)
             dist.all_reduce(keys, op=ops[op], group=self.group)
+            keys = keys.to(sent.device)
             got = _of_keys(keys, dtype) if ordered and dtype.is_floating_point else keys
             parts = torch.split(got, [tensors[number].numel() for number in at])
             for number, part in zip(at, parts, strict=True):
@@ -278,11 +285,15 @@ class Group:
         ]
         sent = [_packed(column) for column in zip(*cut, strict=True)]
         own = [parts[self.rank] for parts in cut]
-        got = sent[0].new_empty(self.size * sent[self.rank].numel())
+        whole = self._sent(torch.cat(sent))
+        got = whole.new_empty(self.size * sent[self.rank].numel())
         sizes = [each.numel() for each in sent]
         each = [sizes[self.rank]] * self.size
-        dist.all_to_all_single(got, torch.cat(sent), each, sizes, group=self.group)
-        return _unpacked(got.view(self.size, sent[self.rank].numel()), [(t.dtype, t.shape) for t in own])
+        dist.all_to_all_single(got, whole, each, sizes, group=self.group)
+        return _unpacked(
+            got.to(tensors[0].device).view(self.size, sent[self.rank].numel()),
+            [(t.dtype, t.shape) for t in own],
+        )
 
     def _passed(
         self,
@@ -291,9 +302,9 @@ class Group:
         like: Sequence[tuple[int, ...]],
     ) -> Any:
         source = sources[self.rank]
-        got = None if source is None else [t.new_empty(s) for t, s in zip(tensors, like, strict=True)]
+        sent = [self._sent(tensor.contiguous()) for tensor in tensors]
+        got = None if source is None else [t.new_empty(s) for t, s in zip(sent, like, strict=True)]
         ops: list[dist.P2POp] = []
-        sent = [tensor.contiguous() for tensor in tensors]
         for to, of in enumerate(sources):
             if of == self.rank:
                 peer = dist.get_global_rank(self.group, to)
@@ -307,7 +318,7 @@ class Group:
             with self._ended("pass"):
                 for each in waiting:
                     each.wait()
-            return got
+            return got and [each.to(tensor.device) for each, tensor in zip(got, tensors, strict=True)]
 
         return wait
 
