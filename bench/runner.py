@@ -65,7 +65,6 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 OWN = frozenset(
     {
         "keys",
-        "link",
         "shard",
         "ops",
         "scans",

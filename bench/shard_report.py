@@ -46,6 +46,8 @@ COLUMNS = (
 )
 MOST_ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 WARM_UPS, CALLS = 3, 9
+MOST_DEAR = 50
+"""A strategy that is predicted to take so many times the cheapest is not run."""
 
 ATTENTION = "m[h,i] = max[j](s[h,i,j])\np[h,i,j] = exp(s[h,i,j] - m[h,i])\n"
 ATTENTION += "O[h,i,e] = sum[j](p[h,i,j] * V[h,j,e]) / sum[j](p[h,i,j])\nreturn O"
@@ -188,6 +190,7 @@ CASES = {
 def run(options: Options, report: Report) -> None:
     """Failures: a program that does not run, or is wrong."""
     ranks = options.jobs or 2
+    chosen_names(options.only, tuple(CASES))
     with tempfile.TemporaryDirectory() as folder:
         with recorded(report.failing("ranks")):
             spawned(_rank, ranks, folder, options)
@@ -231,6 +234,7 @@ def _rank(rank: int, ranks: int, port: int, folder: str, options: Options) -> No
             for sizes in case.large if on_gpu and not options.small else case.small:
                 for row in _rows(name, case, sizes, mesh, options):
                     if rank == 0:
+                        print(f"{name}, {row['sizes']}, {row['strategy']}: {row['ms']:.3g} ms", flush=True)
                         rows.write(json.dumps(row) + "\n")
                         rows.flush()
     dist.destroy_process_group()
@@ -241,10 +245,9 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     torch.manual_seed(options.seed or 0)
     device = options.device or "cpu"
-    whole = {
-        n: t.to(case.dtype).to(device) if t.is_floating_point() else t.to(device)
-        for n, t in case.drawn(**sizes).items()
-    }
+    with torch.device(device):
+        drawn = case.drawn(**sizes)
+    whole = {n: t.to(case.dtype) if t.is_floating_point() else t for n, t in drawn.items()}
     kernel: Any = eq.compile(case.text, native="wait")
     axes = dict.fromkeys(case.axes, "r")
     expected = kernel(**whole)
@@ -257,7 +260,12 @@ def _rows(
             peer = None
             print(f"no peer: {error}", flush=True)
     every = eq.shard(kernel, mesh, axes, layout=case.layout, equal=True)
+    given: dict[str, Any] = dict(every.local(**whole))
+    every(**given)
+    least = min(every.price(plan).seconds for plan in every.strategies)
     for plan in every.strategies:
+        if every.price(plan).seconds > MOST_DEAR * least:
+            continue
         sharded = eq.shard(kernel, mesh, axes, layout=case.layout, equal=True)
         sharded.strategies = (plan,)
         own: dict[str, Any] = dict(sharded.local(**whole))

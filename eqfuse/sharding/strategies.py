@@ -522,6 +522,10 @@ class _Builder:
                     return call("add", node, Scalar(known[name]))
                 case Size(axis) if axis in self.sharding.classes:
                     return Scalar(total_of(self.sharding.classes[axis]))
+                case Call("eq", (Call("add", (Axis(name), Scalar(start))), other)) if start == known.get(
+                    name
+                ):
+                    return call("eq", Axis(name), call("sub", other, Scalar(start)))  # so that it selects
                 case _:
                     return node
 

@@ -20,6 +20,7 @@ from eqfuse.sharding.nodes import (
     ShardPlan,
     Tree,
     flat,
+    read_by,
     total_of,
 )
 from eqfuse.terms.extents import axes_along
@@ -77,13 +78,20 @@ class Texts:
         defined = {line.name for line in lines}
         single: set[str] = set()
 
+        used = set[str]().union(*map(read_by, lines))
+        exact = {name: f"{name}_exact" for name in gives if name in used and name not in self.dtypes}
+        """What other lines read of values that are kept: as it is computed, not in the dtype in which it is kept."""
+
         def read(node: Expr) -> Expr:
-            if not isinstance(node, Local):
-                return node
-            if node.name in defined:
-                return Scalar(node.name)
-            single.add(node.name)
-            return Load(node.name, (Const(0),))
+            match node:
+                case Load(name, index):
+                    return Load(exact.get(name, name), index)
+                case Local(name, _) if name in defined:
+                    return Scalar(exact.get(name, name))
+                case Local(name, _):
+                    single.add(name)
+                    return Load(name, (Const(0),))
+            return node
 
         exprs = [transform(self.exprs[line.name], read) for line in lines]
         nodes = list(walk(*exprs))
@@ -96,6 +104,7 @@ class Texts:
         sized = {sizes[node] for node in nodes if node in sizes}
         exprs = [replaced(expr, sizes) for expr in exprs]
         nodes = list(walk(*exprs))
+        defined |= {*exact.values()}
         heads = [self._head(name, rank, sized) for name, rank in tensors.items() if name not in defined]
         integers = {*self.program.integers} | {n.name for n in nodes if isinstance(n, Scalar)}
         integers -= {*self.program.scalars} - {*self.program.integers}
@@ -109,7 +118,12 @@ class Texts:
         domains = self.program.domains.items()
         heads += [f"{axis}: axis[{of}]" for axis, of in domains if axis in axes and of in axes]
         heads += [f"{axis}: axis[{n}]" for axis, n in self.program.lengths.items() if axis in axes]
-        body = [f"{line.name}{_axes(line.axes)} = {show(e)}" for line, e in zip(lines, exprs, strict=True)]
+        body: list[str] = []
+        for line, expr in zip(lines, exprs, strict=True):
+            own = exact.get(line.name, line.name)
+            body.append(f"{own}{_axes(line.axes)} = {show(expr)}")
+            if own != line.name:
+                body.append(f"{line.name}{_axes(line.axes)} = {own}{_axes(line.axes)}")
         source = "\n".join([*filter(None, heads), *body, f"return {', '.join(gives)}"])
         return Text(source, tuple(gives), frozenset(single))
 
