@@ -234,7 +234,9 @@ def _rank(rank: int, ranks: int, port: int, folder: str, options: Options) -> No
             for sizes in case.large if on_gpu and not options.small else case.small:
                 for row in _rows(name, case, sizes, mesh, options):
                     if rank == 0:
-                        print(f"{name}, {row['sizes']}, {row['strategy']}: {row['ms']:.3g} ms", flush=True)
+                        peer = f", peer {row['peer_ms']:.3g}" if row["peer_ms"] else ""
+                        said = f"{row['ms']:.3g} ms, one rank {row['one_ms']:.3g}{peer}, error {row['error']:.0e}"
+                        print(f"{name}, {row['sizes']}, {row['strategy']}: {said}", flush=True)
                         rows.write(json.dumps(row) + "\n")
                         rows.flush()
     dist.destroy_process_group()
