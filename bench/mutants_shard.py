@@ -1,7 +1,8 @@
-"""Mistakes of sharded programs: in their steps, and in what ranks do with them. Verification of a sharded program has to refuse each.
+"""Mistakes of sharded programs: in their steps, and in what ranks do with them. Verification has to refuse each.
 
 A mutant of steps makes of a `ShardPlan` every one that differs from it by this one mistake. A mutant of the engine
-changes, while it is entered, how all ranks run steps or are answered; it is tried where a plan has the step that it is about.
+changes, while it is entered, how all ranks run steps or are answered; it is tried where a plan has the step that it
+is about.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from unittest.mock import patch
 
 import eqfuse as eq
 from eqfuse.certification import Checks
+from eqfuse.rules.merge import State
 from eqfuse.sharding import check, engine, exchange
 from eqfuse.sharding.nodes import (
     PASSED,
@@ -25,12 +27,13 @@ from eqfuse.sharding.nodes import (
     AllToAll,
     Compute,
     Concatenate,
+    Grouped,
     Line,
-    Narrow,
     Ring,
     ShardPlan,
     Step,
     Tree,
+    flat,
     own_rank,
     shown,
     start_of,
@@ -89,6 +92,8 @@ def _lines(change: Callable[[Line], Iterable[Line]]) -> Callable[[ShardPlan], It
         match step:
             case Compute(lines, _):
                 yield from (replace(step, lines=new) for new in _one(lines, change))
+            case Grouped(_, _, Compute(lines, _) as inner, _):
+                yield from (replace(step, compute=replace(inner, lines=new)) for new in _one(lines, change))
             case Tree(_, _, lines):
                 yield from (replace(step, merge=new) for new in _one(lines, change))
             case Ring(_, _, _, lines):
@@ -168,13 +173,15 @@ def _swapped_state(step: Step) -> Iterator[Step]:
     """One state of the merge from the other side."""
     if isinstance(step, Tree):
         for at, line in enumerate(step.merge):
-            nodes = {n.name if isinstance(n, Local) else n.tensor for n in walk(line.value) if _is_state(n)}
+            nodes = list(walk(line.value))
             for name in step.values:
-                if {f"{name}_a", f"{name}_b"} <= nodes:
-                    new = transform(line.value, lambda n, own=name: _named(n, f"{own}_b", f"{own}_a"))  # type: ignore[misc]
-                    yield replace(
-                        step, merge=(*step.merge[:at], replace(line, value=new), *step.merge[at + 1 :])
-                    )
+                if all(any(_names(node, f"{name}_{end}") for node in nodes) for end in "ab"):
+                    new = replace(line, value=_from_one(line.value, name))
+                    yield replace(step, merge=(*step.merge[:at], new, *step.merge[at + 1 :]))
+
+
+def _from_one(value: Expr, name: str) -> Expr:
+    return transform(value, lambda node: _named(node, f"{name}_b", f"{name}_a"))
 
 
 def _named(node: Expr, old: str, new: str) -> Expr:
@@ -277,16 +284,16 @@ def _update_forgets(step: Step) -> Iterator[Step]:
     """A ring whose state is what its last operands make of it."""
     if isinstance(step, Ring):
         for state in step.states:
-            none = identity(state.op)
-            if not isinstance(none, Const):
-                continue
-            update = []
-            for line in step.update:
-                value = line.value
-                if line.name == f"{state.name}_new":
-                    value = transform(value, lambda n, own=state.name: none if _names(n, own) else n)  # type: ignore[misc]
-                update.append(replace(line, value=value))
-            yield replace(step, update=tuple(update))
+            update = tuple(
+                replace(line, value=_without(line.value, state)) if line.name == f"{state.name}_new" else line
+                for line in step.update
+            )
+            yield replace(step, update=update)
+
+
+def _without(value: Expr, state: State) -> Expr:
+    """With nothing seen in place of a state."""
+    return transform(value, lambda node: identity(state.op) if _names(node, state.name) else node)
 
 
 def _names(node: Expr, name: str) -> bool:
@@ -340,12 +347,6 @@ def _last_missing(requests: Sequence[Any], rank: int, right: Any) -> Any:
     return right(requests[:-1], rank) if rank < len(requests) - 1 else right()
 
 
-@contextmanager
-def _places(**changes: Callable[..., Any]) -> Iterator[None]:
-    with patch.multiple(engine.Place, **changes):
-        yield
-
-
 def _starts_at(change: Callable[[int], int]) -> Callable[[], Any]:
     """The positions that ranks read; what they hold stays."""
     scalars = engine.Place.scalars
@@ -354,7 +355,7 @@ def _starts_at(change: Callable[[int], int]) -> Callable[[], Any]:
         starts = start_of("")
         return {n: change(v) if n.startswith(starts) else v for n, v in scalars(self).items()}
 
-    return lambda: _places(scalars=wrong)
+    return lambda: patch.object(engine.Place, "scalars", wrong)
 
 
 def _ring_skips(turn: int) -> Callable[[], Any]:
@@ -409,12 +410,12 @@ class _Staying:
 
 
 def _has(*kinds: type) -> Callable[[ShardPlan], bool]:
-    return lambda plan: any(isinstance(step, kinds) for step in plan.steps)
+    return lambda plan: any(isinstance(step, kinds) for step in flat(plan.steps))
 
 
 def _reads(name: str) -> Callable[[ShardPlan], bool]:
     def found(plan: ShardPlan) -> bool:
-        lines = [line for step in plan.steps for line in _lines_of(step)]
+        lines = [line for step in flat(plan.steps) for line in _lines_of(step)]
         nodes = walk(*(line.value for line in lines))
         return any(isinstance(node, Scalar) and node.name.startswith(name) for node in nodes)
 
@@ -537,14 +538,21 @@ m[i] = max[j](s[i,j])
 O[i,e] = sum[j](exp(s[i,j] - m[i]) * V[j,e]) / sum[j](exp(s[i,j] - m[i]))
 return O
 """
-CAUSAL = ATTENTION.replace("= sum[d](Q[i,d] * K[j,d])", "= where(j <= i + N(j) - N(i), sum[d](Q[i,d] * K[j,d]), -inf)")
+CAUSAL = ATTENTION.replace(
+    "= sum[d](Q[i,d] * K[j,d])", "= where(j <= i + N(j) - N(i), sum[d](Q[i,d] * K[j,d]), -inf)"
+)
 
 SUBJECTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "attention": (ATTENTION, ("j",), ()),
     "attention, rows of outputs": (ATTENTION, ("j",), ("i",)),
     "causal attention": (CAUSAL, ("i", "j"), ()),
     "mean and deviation": (
-        "m[i] = mean[j](x[i,j])\nv[i] = mean[j](sq(x[i,j] - m[i]))\ny[i,j] = (x[i,j] - m[i]) * rsqrt(v[i] + 1)\nreturn y",
+        """
+        m[i] = mean[j](x[i,j])
+        v[i] = mean[j](sq(x[i,j] - m[i]))
+        y[i,j] = (x[i,j] - m[i]) * rsqrt(v[i] + 1)
+        return y
+        """,
         ("j",),
         (),
     ),
@@ -567,8 +575,9 @@ def subjects() -> dict[str, Sharded]:
 
 @dataclass(frozen=True)
 class Same:
-    """Places where a mutant changes nothing that is computed in exact arithmetic: its name, the subject, and the changed lines with the
-    strategy behind, all as patterns. Some of them are refused all the same: by which sides of a mask trials have seen."""
+    """Places where a mutant changes nothing that is computed in exact arithmetic: its name, the subject, and the
+    changed lines with the strategy behind, all as patterns. Some of them are refused all the same: by which sides
+    of a mask trials have seen."""
 
     mutant: str
     subject: str
@@ -580,23 +589,54 @@ MAXIMA = "softmax is the same about any maximum"
 DEVIATIONS = "sums of deviations from the mean are 0, but for rounding"
 
 SAME: tuple[Same, ...] = (
-    Same("sides of a merge", "(causal )?attention.*|mean and deviation|positions", "", "sums and maxima have no order"),
+    Same(
+        "sides of a merge",
+        "(causal )?attention.*|mean and deviation|positions",
+        "",
+        "sums and maxima have no order",
+    ),
     Same("one side of a merge", "mean and deviation", r"aux_j2_new\[i\] = aux_j2_a.*\(aux_j2_a", DEVIATIONS),
-    Same("one side of a merge", "mean and deviation", r"sum_j2_new\[i\] = .*\* aux_j2_a.*\* aux_j2_a", DEVIATIONS),
-    Same("one side of a merge", "positions", r"argmax_v_j_new.*argmax_k_j_a\[i\] <= argmax_k_j_a", "of equal values either is the maximum"),
-    Same("share without its factor", "mean and deviation", r"sum_j2\[i\] \+ (aux|\(finite[^*]*\) \* \(aux)", DEVIATIONS),
+    Same(
+        "one side of a merge",
+        "mean and deviation",
+        r"sum_j2_new\[i\] = .*\* aux_j2_a.*\* aux_j2_a",
+        DEVIATIONS,
+    ),
+    Same(
+        "one side of a merge",
+        "positions",
+        r"argmax_v_j_new.*argmax_k_j_a\[i\] <= argmax_k_j_a",
+        "of equal values either is the maximum",
+    ),
+    Same(
+        "share without its factor",
+        "mean and deviation",
+        r"sum_j2\[i\] \+ (aux|\(finite[^*]*\) \* \(aux)",
+        DEVIATIONS,
+    ),
     Same("a shard left out|a shard twice", "suffix sums", "carry", "no rank is before rank 0"),
     Same("start one further|start at 0|total less one", "causal attention", "^max_j_tile", MAXIMA),
     Same("start one further|start at 0", "positions", r"= argmax\.v", "a maximum, whatever its position"),
-    Same("no finish", "(causal )?attention(, rows of outputs)?", "sum_j2?_.*final", "it is of rows of -inf alone, which no field has"),
-    Same("gathered in another order", "attention.*|mean and deviation|positions", "", "sums and maxima have no order"),
+    Same(
+        "no finish",
+        "(causal )?attention(, rows of outputs)?",
+        "sum_j2?_.*final",
+        "it is of rows of -inf alone, which no field has",
+    ),
+    Same(
+        "gathered in another order",
+        "attention.*|mean and deviation|positions",
+        "",
+        "sums and maxima have no order",
+    ),
     Same("the last one's state", "prefix sums|recurrence", "carry", "no rank is behind the last"),
 )
 
 
 @dataclass(frozen=True)
 class Place:
-    """A mutant in a plan: `changed` are its wrong lines, or the strategy. `same` is why it is no mistake there, "" where it is one."""
+    """A mutant in a plan: `changed` are its wrong lines, or the strategy. `same` is why it is no mistake there, ""
+    where it is one."""
 
     subject: str
     strategy: str
@@ -631,7 +671,9 @@ def places(mutant: Mutant) -> Iterator[Place]:
                 yield Place(name, plan.strategy, plan.strategy, _same(mutant, name, plan.strategy), found)
             for wrong in mutated(mutant, plan):
                 before = shown(plan.steps).splitlines()
-                changed = "\n".join(line.strip() for line in shown(wrong.steps).splitlines() if line not in before)
+                changed = "\n".join(
+                    line.strip() for line in shown(wrong.steps).splitlines() if line not in before
+                )
                 why = _same(mutant, name, f"{changed}\n{plan.strategy}")
                 yield Place(name, plan.strategy, changed, why, certificate(sharded, wrong))
 

@@ -34,7 +34,7 @@ RESULTS = "EQFUSE_TEST_RESULTS"
 """The variable that names the folder of what this session's tests of AFTERWARDS compile."""
 
 AFTERWARDS = frozenset(
-    ("api", "bench", "calls", "from", "grad", "native", "operator", "roles", "tile", "triton")
+    ("api", "bench", "calls", "from", "grad", "native", "operator", "roles", "shard", "tile", "triton")
 )
 """Tests of these rooms, the first word of a file's name, are of code that runs after a program is derived and verified, or of
 its gradient, which is a program again."""

@@ -84,7 +84,10 @@ def sharding_of(
             raise EqfuseError(f"{axis!r} is sharded in tensors already", hint="leave it out of `out`")
         if not any(axis in output.axes for output in program.outputs):
             raise EqfuseError(f"no output has the axis {axis!r}", hint="`out` has axes of outputs")
-    classes = {axis: str(same.get(axis, axis)) for axis in known if str(same.get(axis, axis)) in meshes}
+    meshes = dict(sorted(meshes.items()))  # in an order that all ranks have
+    classes = {
+        axis: str(same.get(axis, axis)) for axis in sorted(known) if str(same.get(axis, axis)) in meshes
+    }
     for output in program.outputs:
         over = [meshes[classes[axis]] for axis in output.axes if axis in classes]
         if len(set(over)) < len(over):

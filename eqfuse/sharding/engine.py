@@ -250,6 +250,8 @@ def in_two_pieces(plan: ShardPlan, sharding: Sharding) -> str:
             case Ring() | AllToAll():
                 return "what ranks pass on is one piece of an axis"
             case Compute(lines, _):
+                if any(line.is_prefix for line in lines):
+                    return "prefixes go on from one piece alone"
                 for node in walk(*(line.value for line in lines)):
                     fold = (
                         fold_of(node.op)

@@ -311,7 +311,7 @@ class Sharded:
                 for what, here, there in zip(said, row[1:], other[1:], strict=False):
                     if here != there and failed is None:
                         raise EqfuseError(
-                            f"rank {rank} of {mesh!r} has another {what} than rank {group.rank}",
+                            f"rank {rank} of {mesh!r} differs from rank {group.rank} in its {what}",
                             hint="all ranks call the same program alike; only lengths of sharded axes may differ",
                         )
             for at, axis in enumerate(axes):
