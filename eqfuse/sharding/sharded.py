@@ -136,9 +136,12 @@ class Sharded:
     # -- running -----------------------------------------------------------------------------------
 
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
-        """The outputs: see `eq.shard`. `sizes` gives axes that no tensor determines. Every rank has to call alike; where programs, dtypes or shapes differ, all of them raise an
-        error that says which rank does. Under `torch.compile` a call is outside of graphs. Differentiable: the gradient is the gradient's program, sharded alike; that of a whole
-        tensor is whole on every rank."""
+        """The outputs: see `eq.shard`. `sizes` gives axes that no tensor determines.
+
+        Every rank has to call alike; where programs, dtypes or shapes differ, all of them raise an error that says which rank does.
+        Under `torch.compile` a call is outside of graphs. A call is differentiable: its gradient is the gradient's program, sharded
+        alike; that of a whole tensor is whole on every rank.
+        """
         return _outside(self, unnamed, values, sizes)
 
     def _any(self, unnamed: Sequence[Any], values: Mapping[str, Any], sizes: Mapping[str, int] | None) -> Any:
@@ -296,24 +299,13 @@ class Sharded:
         """The lengths of every axis on all ranks, who say beforehand what they were called with. Raises on all ranks where they
         differ, or where one of them could not go on."""
         found: dict[str, Lengths] = {}
-        for mesh in self._meshes:
+        for mesh in self._meshes:  # ranks along one dimension pass on what went wrong along those before
             group = self._group(mesh)
             axes = [axis for axis, of in self.sharding.meshes.items() if of == mesh and axis in own]
             row = [int(failed is not None), *said.values(), *(own[axis] for axis in axes)]
             row += [0] * (WORDS - len(row))
             rows = group.numbers(row, device)
-            for rank, other in enumerate(rows):
-                if other[0] and failed is None:
-                    raise EqfuseError(
-                        f"rank {rank} of {mesh!r} was not called as the program asks",
-                        hint="its own error says what is wrong there",
-                    )
-                for what, here, there in zip(said, row[1:], other[1:], strict=False):
-                    if here != there and failed is None:
-                        raise EqfuseError(
-                            f"rank {rank} of {mesh!r} differs from rank {group.rank} in its {what}",
-                            hint="all ranks call the same program alike; only lengths of sharded axes may differ",
-                        )
+            failed = failed or _difference(mesh, group.rank, list(said), rows)
             for at, axis in enumerate(axes):
                 found[axis] = tuple(int(other[1 + len(said) + at]) for other in rows)
         if failed is not None:
@@ -340,7 +332,8 @@ class Sharded:
         place = Place(self.sharding, here, self.ranks, lengths, extents, self._along, self.layout == "zigzag")
         self._device = Target(self.kernel.device, self.kernel.auto).of(tensors)
         plan = self._cheapest(extents, max((tensor.itemsize for tensor in tensors.values()), default=4))
-        key = plan.strategy, tuple(sorted((name, str(tensor.dtype)) for name, tensor in tensors.items()))
+        kinds = sorted((name, str(tensor.dtype)) for name, tensor in tensors.items())
+        key = plan.strategy, place_of(tensors), tuple(kinds)
         if key not in self._kernels:
             self._verified(plan)
             kernels = Kernels(self.kernel, plan, given)
@@ -362,7 +355,7 @@ class Sharded:
             rows = self._group(mesh).numbers([int(failed is not None)], kernels.device)
             others = [rank for rank, (word,) in enumerate(rows) if word]
             if failed is None and others:
-                raise EqfuseError(
+                failed = EqfuseError(
                     f"rank {others[0]} of {mesh!r} could not compile the program",
                     hint="its own error says what is wrong there",
                 )
@@ -662,6 +655,25 @@ class Kept(dict[Any, Any]):
             self.pop(next(iter(self)), None)
         self[key] = value
         return value
+
+
+def _difference(
+    mesh: str, own: int, said: Sequence[str], rows: Sequence[Sequence[int]]
+) -> EqfuseError | None:
+    """The error of a rank that has called as the program asks, where another one has not, or has called something else."""
+    for rank, other in enumerate(rows):
+        if other[0]:
+            return EqfuseError(
+                f"rank {rank} of {mesh!r} was not called as the program asks",
+                hint="its own error says what is wrong there",
+            )
+        for what, here, there in zip(said, rows[own][1:], other[1:], strict=False):
+            if here != there:
+                return EqfuseError(
+                    f"rank {rank} of {mesh!r} differs from rank {own} in its {what}",
+                    hint="all ranks call the same program alike; only lengths of sharded axes may differ",
+                )
+    return None
 
 
 def _digest(value: Any) -> int:
