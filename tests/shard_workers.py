@@ -419,3 +419,16 @@ def absent(rank: int) -> None:
         time.sleep(2.5 * TIME_OUT)
         return
     sharded(x=torch.ones(3, 4), w=torch.ones(4), c=1.0)
+
+
+def crossed(rank: int) -> tuple[str, str]:
+    """The first of two times two ranks is called wrongly; then all are called right."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    sharded = eq.shard(compiled("y[i] = sum[j](x[i,j] * w[j])\nreturn y"), mesh, {"i": "dp", "j": "tp"})
+    found = ("", "")
+    try:
+        sharded(x=torch.ones(3, 5), w=torch.ones(5 if rank else 6))
+    except eq.EqfuseError as error:
+        found = type(error).__name__, str(error)
+    assert torch.equal(sharded(x=torch.ones(3, 5), w=torch.ones(5)), torch.full((3,), 10.0))
+    return found

@@ -165,6 +165,13 @@ def test_a_rank_whose_arguments_are_wrong_is_named_by_the_others(what: str) -> N
 
 
 @pytest.mark.slow
+def test_what_is_wrong_on_one_rank_reaches_those_that_share_no_dimension_with_it() -> None:
+    found = values_of(4, workers.crossed)
+    assert [error for error, _ in found] == ["BindError", "EqfuseError", "EqfuseError", "EqfuseError"]
+    assert all("was not called as the program asks" in text for _, text in found[1:])
+
+
+@pytest.mark.slow
 def test_another_program_is_found_with_dtensors() -> None:
     found = values_of(2, workers.differing_dtensors)
     for rank, (error, text) in enumerate(found):
