@@ -668,6 +668,8 @@ def _steps(items: Sequence[Line | Step], outputs: Sequence[str]) -> tuple[Step, 
     for item in reversed(items):
         if not isinstance(item, Line) or item.name in needed:
             item = _needed(item, needed)
+            if isinstance(item, AllGather | AllReduce | AllToAll) and not item.values:
+                continue
             kept.append((item, frozenset(needed)))
             needed |= read_by(item)
     first = [item for item, _ in reversed(kept) if isinstance(item, Concatenate | Narrow)]
