@@ -50,7 +50,7 @@ def nearest_id() -> Iterator[None]:
         args="x, e: i64",
         state="v, e",
         lift="x, e",
-        identity="inf, 4611686018427387904",
+        identity="inf, 9223372036854775807",
         order="-v, -e",
         result="e",
         commutative=True,

@@ -54,3 +54,20 @@ def test_bits_of_integers_are_combined(name: str, fold: str, prefer: str) -> Non
 def test_what_is_no_reduction_of_integers_is_refused(name: str, words: dict[str, str], message: str) -> None:
     with pytest.raises(eq.EqfuseError, match=message):
         eq.reduction(name, **{"state": "u", **words, **SET})
+
+
+def test_the_largest_integer_is_an_identity(name: str) -> None:
+    eq.reduction(
+        name,
+        args="x, e: i64",
+        state="v, e",
+        lift="x, e",
+        identity=f"inf, {2**63 - 1}",
+        order="-v, -e",
+        result="e",
+        commutative=True,
+    )
+    kernel = eq.compile(f"e: i64[n]\np = {name}[n](x[n], e[n])\nreturn p")
+    x, labels = np.array([3.0, 1.0, 1.0, 2.0], np.float32), np.array([7, 2**62, 5, -9])
+    assert kernel(x=x, e=labels) == 5
+    assert kernel(x=x[:0], e=labels[:0]) == 2**63 - 1

@@ -812,6 +812,10 @@ def _of_bits(program: Program) -> frozenset[str]:
     )
 
 
+FARTHEST = 2**62
+"""The largest integer that is drawn, whatever integers are compared with."""
+
+
 def _integer_values(
     program: Program,
     extents: Mapping[str, int],
@@ -846,6 +850,7 @@ def _integer_values(
                 gathered[index.tensor] = min(size, gathered.get(index.tensor, size))
     values |= {name: (0, size - 1) for name, size in gathered.items()}
     delimiting -= gathered.keys()
+    values = {name: (max(-FARTHEST, min(low, FARTHEST)), min(high, FARTHEST)) for name, (low, high) in values.items()}
     return values, delimiting
 
 
