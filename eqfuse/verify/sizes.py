@@ -850,7 +850,10 @@ def _integer_values(
                 gathered[index.tensor] = min(size, gathered.get(index.tensor, size))
     values |= {name: (0, size - 1) for name, size in gathered.items()}
     delimiting -= gathered.keys()
-    values = {name: (max(-FARTHEST, min(low, FARTHEST)), min(high, FARTHEST)) for name, (low, high) in values.items()}
+    values = {
+        name: (max(-FARTHEST, min(low, FARTHEST)), min(high, FARTHEST))
+        for name, (low, high) in values.items()
+    }
     return values, delimiting
 
 
