@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, recorded
+from eqfuse.measure import as_tuple
 
 T = torch.Tensor
 Tensors = dict[str, T]
@@ -272,7 +273,7 @@ def _rows(
         sharded.strategies = (plan,)
         own: dict[str, Any] = dict(sharded.local(**whole))
         made = sharded(**own)
-        both = zip(_tuple(made), _tuple(expected), kernel.program.outputs, strict=True)
+        both = zip(as_tuple(made), as_tuple(expected), kernel.program.outputs, strict=True)
         errors = [_error(part, sharded.own_output(output.name, value)) for part, value, output in both]
         ms = timed(partial(sharded, **own), device)
         price = sharded.price(plan)
@@ -288,10 +289,6 @@ def _rows(
             "error": max(errors),
             "most": MOST_ERROR[case.dtype],
         }
-
-
-def _tuple(value: Any) -> tuple[T, ...]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def _error(found: T, expected: T) -> float:

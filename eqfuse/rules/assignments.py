@@ -34,24 +34,25 @@ class Assignment:
 
 def updates(group: Group, merge: Merge) -> Iterator[Assignment]:
     """What a tile makes of the states that a loop has seen."""
-    dims = _dims(group)
-    for update in merge.update:
-        state = update.state
-        for part in update.parts:
-            yield Assignment(state, part.name, dims[state], Reduce(part.op, group.axis, part.body))
-        yield Assignment(state, f"{state}_new", dims[state], written_out(update.value))
+    return _updated(group, merge, lambda value: value)
 
 
 def of_none(group: Group, merge: Merge) -> Iterator[Assignment]:
     """What a tile makes of states that have seen nothing."""
     unseen: dict[str, Expr] = {state.name: identity(state.op) for state in group.states}
+    return _updated(
+        group, merge, lambda value: transform(simplified(value, unseen, Const(True), True), _other_side)
+    )
+
+
+def _updated(group: Group, merge: Merge, known: Callable[[Expr], Expr]) -> Iterator[Assignment]:
+    """The parts and the values of updates, these with what is `known` of the states before."""
     dims = _dims(group)
     for update in merge.update:
         state = update.state
         for part in update.parts:
             yield Assignment(state, part.name, dims[state], Reduce(part.op, group.axis, part.body))
-        value = simplified(update.value, unseen, Const(True), True)
-        yield Assignment(state, f"{state}_new", dims[state], written_out(transform(value, _other_side)))
+        yield Assignment(state, f"{state}_new", dims[state], written_out(known(update.value)))
 
 
 def combines(group: Group, merge: Merge) -> Iterator[Assignment]:
@@ -73,7 +74,6 @@ def finishes(group: Group, merge: Merge) -> Iterator[Assignment]:
 def of_one(group: Group, merge: Merge, read: Callable[[str, Expr], Expr]) -> tuple[Expr, ...]:
     """The states of one position alone, in the order of the group: an update of states that have seen nothing. `read` is what the
     position contributes to a reduction, by its op and body. An element may be infinite: only the update is simplified."""
-    unseen: dict[str, Expr] = {state.name: identity(state.op) for state in group.states}
     known: dict[str, Expr] = {}
 
     def written(expr: Expr) -> Expr:
@@ -82,11 +82,11 @@ def of_one(group: Group, merge: Merge, read: Callable[[str, Expr], Expr]) -> tup
         }
         return replaced(expr, names)
 
-    for update in merge.update:
-        for part in update.parts:
-            known[part.name] = written(contribution(Reduce(part.op, group.axis, read(part.op, part.body))))
-        value = simplified(update.value, unseen, Const(True), True)
-        known[f"{update.state}_new"] = written(written_out(transform(value, _other_side)))
+    for each in of_none(group, merge):
+        value = each.value
+        if isinstance(value, Reduce):
+            value = contribution(Reduce(value.op, group.axis, read(value.op, value.body)))
+        known[each.name] = written(value)
     return tuple(known[f"{state.name}_new"] for state in group.states)
 
 

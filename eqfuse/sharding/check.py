@@ -156,7 +156,7 @@ class Interpreted(FieldArrays):
 
 def stage(
     program: Program,
-    sharded: ShardPlan,
+    plan: ShardPlan,
     sharding: Sharding,
     extents: Mapping[str, int],
     number: int,
@@ -169,12 +169,10 @@ def stage(
     size = {mesh: len(cut(1)) for mesh in meshes}
 
     def run_in(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
-        return simulate(program, sharded, sharding, lengths, size, inputs, domain, zigzag)
+        return simulate(program, plan, sharding, lengths, size, inputs, domain, zigzag)
 
     parts = "; ".join(f"{axis}: {', '.join(map(str, each))}" for axis, each in lengths.items())
-    return Stage(
-        f"{sharded.strategy}, {len(cut(1))} ranks", run_in, extents, f"positions of each rank: {parts}"
-    )
+    return Stage(f"{plan.strategy}, {len(cut(1))} ranks", run_in, extents, f"positions of each rank: {parts}")
 
 
 def _extent(axis: str, sharding: Sharding, extents: Mapping[str, int]) -> int:
@@ -183,7 +181,7 @@ def _extent(axis: str, sharding: Sharding, extents: Mapping[str, int]) -> int:
 
 def simulate(
     program: Program,
-    sharded: ShardPlan,
+    plan: ShardPlan,
     sharding: Sharding,
     lengths: Mapping[str, tuple[int, ...]],
     size: Mapping[str, int],
@@ -193,7 +191,7 @@ def simulate(
 ) -> dict[str, Any]:
     """The outputs of the ranks, put together."""
     meshes = tuple(size)
-    machine = Interpreted(domain, inputs.trials, sharded.every)
+    machine = Interpreted(domain, inputs.trials, plan.every)
     along = sharding.along(program)
     ranks: list[tuple[Run, Place]] = []
     for numbers in product(*(range(size[mesh]) for mesh in meshes)):
@@ -206,7 +204,7 @@ def simulate(
                 if tensor == name and axis not in sharding.outputs:
                     held = own_part(held, dimension, axis, place, machine)
             given[name] = held
-        ranks.append((run(sharded, place, given, machine), place))
+        ranks.append((run(plan, place, given, machine), place))
     results = simulated([(each, place.rank) for each, place in ranks], machine)
     places = [place for _, place in ranks]
     return {

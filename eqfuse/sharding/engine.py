@@ -111,18 +111,18 @@ class Place:
         return found
 
 
-def run(sharded: ShardPlan, place: Place, given: Mapping[str, Any], machine: Machine) -> Run:
+def run(plan: ShardPlan, place: Place, given: Mapping[str, Any], machine: Machine) -> Run:
     """Runs the steps on a rank's tensors and scalars; the result has every value that was made."""
     values = {**given, **place.scalars()}
-    for step in sharded.steps:
-        yield from _step(step, sharded, place, values, machine)
+    for step in plan.steps:
+        yield from _step(step, plan, place, values, machine)
     return values
 
 
-def _step(step: Step, sharded: ShardPlan, place: Place, values: dict[str, Any], machine: Machine) -> Any:
+def _step(step: Step, plan: ShardPlan, place: Place, values: dict[str, Any], machine: Machine) -> Any:
     match step:
         case Compute():
-            values |= _computed(step, sharded, place, values, machine)
+            values |= _computed(step, plan, place, values, machine)
         case AllGather(mesh, names):
             got = yield Gather(mesh, tuple(values[name] for name in names))
             _named(values, names, got)
@@ -131,13 +131,13 @@ def _step(step: Step, sharded: ShardPlan, place: Place, values: dict[str, Any], 
             _named(values, names, got)
         case AllToAll(mesh, names, axis):
             found = place.sharding.classes[axis]
-            at = tuple(sharded.dims[f"{name}_all"].index(axis) - 1 for name in names)
+            at = tuple(plan.dims[f"{name}_all"].index(axis) - 1 for name in names)
             got = yield Parts(mesh, tuple(values[name] for name in names), at, place.lengths[found])
             _named(values, names, got)
         case Concatenate():
             values |= yield from _fetched(step, place, values, machine)
         case Grouped():
-            yield from _grouped(step, sharded, place, values, machine)
+            yield from _grouped(step, plan, place, values, machine)
         case Narrow(tensors):
             for tensor, dimension, axis, name in tensors:
                 values[name] = machine.part(values[tensor], dimension, place.start(axis), place.length(axis))

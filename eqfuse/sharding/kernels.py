@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,12 +17,10 @@ from eqfuse.rules.merge import State
 from eqfuse.sharding.engine import Place
 from eqfuse.sharding.exchange import Join, Pass, Request, Run, TorchArrays, answer
 from eqfuse.sharding.nodes import Line, ShardPlan
-from eqfuse.sharding.texts import Text, Texts
-from eqfuse.terms.extents import axes_along
+from eqfuse.sharding.texts import Texts
+from eqfuse.stream.streamer import nothing
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.terms.folds import identity
-from eqfuse.terms.nodes import Const
-from eqfuse.terms.sizes import places
+from eqfuse.terms.sizes import undetermined
 
 LARGE, GROUPS = 1 << 26, 4
 """Bytes of a group of tensors that become whole, and how many groups there are at most: a smaller one is no longer on its way than its
@@ -83,7 +82,9 @@ class Kernels(TorchArrays):
         dtypes = {name: DTYPE_NAMES[tensor.dtype] for name, tensor in given.tensors.items()}
         self._texts = Texts(kernel.program, plan, dtypes)
         self._aside: torch.cuda.Stream | None = None
-        self._made: dict[tuple[str, ...], tuple[Text, Kernel, tuple[str, ...]]] = {}
+        self._made: dict[
+            tuple[str, ...], tuple[AbstractSet[str], Kernel, tuple[str, ...], tuple[str, ...]]
+        ] = {}
 
     def compute(
         self, lines: Sequence[Line], gives: Sequence[str], values: Mapping[str, Any], place: Place
@@ -92,14 +93,10 @@ class Kernels(TorchArrays):
         if key not in self._made:
             text = self._texts.text(lines, gives)
             kernel = self.kernel.made(text.source)
-            given = {axis for axis, *_ in places(kernel.program)} | {*kernel.program.domains}
-            missing = axes_along(kernel.program.outputs, ()) - given - {*kernel.program.lengths}
-            self._made[key] = text, kernel, tuple(sorted(missing))
-        text, kernel, lacking = self._made[key]
-        read = {
-            name: values[name].reshape(1) if name in text.single else values[name]
-            for name in Arguments(kernel.program).names
-        }
+            names = Arguments(kernel.program).names
+            self._made[key] = text.single, kernel, names, undetermined(kernel.program)
+        single, kernel, names, lacking = self._made[key]
+        read = {name: values[name].reshape(1) if name in single else values[name] for name in names}
         sizes = None
         if lacking:
             extents = place.local() | {own: place.extents[of] for own, of in self.plan.every.items()}
@@ -131,19 +128,9 @@ class Kernels(TorchArrays):
             yield after
 
     def nothing(self, state: State, values: Mapping[str, Any], place: Place) -> torch.Tensor:
-        extents, number = place.local(), identity(state.op)
-        assert isinstance(number, Const)
+        extents = place.local()
         dtype = TORCH_DTYPES[self._texts.kept[self._texts.kinds[state.name]]]
-        shape = [extents[axis] for axis in state.dims]
-        return torch.full(shape, _fitting(float(number.value), dtype), dtype=dtype, device=self.device)
+        return nothing(state, [extents[axis] for axis in state.dims], dtype, self.device)
 
     def shape(self, array: torch.Tensor) -> tuple[int, ...]:
         return tuple(array.shape)
-
-
-def _fitting(number: float, dtype: torch.dtype) -> float | int:
-    """A number of a dtype, the farthest where integers have no infinity."""
-    if dtype.is_floating_point:
-        return number
-    bounds = torch.iinfo(dtype)
-    return int(number) if abs(number) != float("inf") else bounds.max if number > 0 else bounds.min

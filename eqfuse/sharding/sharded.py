@@ -36,7 +36,7 @@ from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.extents import axes_along
 from eqfuse.terms.nodes import Output
 from eqfuse.terms.prefixes import alike
-from eqfuse.terms.sizes import bind, check_names, check_ranks, places
+from eqfuse.terms.sizes import bind, check_names, check_ranks, undetermined
 from eqfuse.threads import cached, undisturbed
 
 LAYOUTS = ("contiguous", "zigzag")
@@ -108,6 +108,16 @@ def shard(
     return Sharded(kernel, mesh, sizes, sharding, tuple(found), refused, link, layout, equal)
 
 
+class Kept(dict[Any, Any]):
+    """What was made for calls before: of so many kinds at most, the latest."""
+
+    def keep(self, key: Any, value: Any) -> Any:
+        if len(self) >= MOST_KEPT:
+            self.pop(next(iter(self)), None)
+        self[key] = value
+        return value
+
+
 @dataclass
 class Sharded:
     """A kernel over several ranks. `strategies` are the step sequences that the program has, `refused` why it has not others;
@@ -126,9 +136,9 @@ class Sharded:
     _place: Place | None = field(default=None, repr=False)
     _device: Device | None = field(default=None, repr=False)
     _kernels: dict[Any, Kernels] = field(default_factory=dict, repr=False)
-    _said: Kept = field(default_factory=lambda: Kept(), repr=False)
-    _prepared: Kept = field(default_factory=lambda: Kept(), repr=False)
-    _compared: Kept = field(default_factory=lambda: Kept(), repr=False)
+    _said: Kept = field(default_factory=Kept, repr=False)
+    _prepared: Kept = field(default_factory=Kept, repr=False)
+    _compared: Kept = field(default_factory=Kept, repr=False)
     _certificates: dict[str, Any] = field(default_factory=dict, repr=False)
     _gradients: dict[tuple[str, ...], Sharded] = field(default_factory=dict, repr=False)
     _groups: dict[str, Group] = field(default_factory=dict, repr=False)
@@ -544,13 +554,7 @@ class Sharded:
 
     def _lacking(self, extents: Mapping[str, int]) -> dict[str, int]:
         """The extents of axes that no tensor determines."""
-        program = self.kernel.program
-        given = {axis for axis, *_ in places(program)} | {
-            *program.domains,
-            *program.lengths,
-            *program.computed,
-        }
-        return {axis: extents[axis] for axis in axes_along(program.outputs, ()) - given if axis in extents}
+        return {axis: extents[axis] for axis in undetermined(self.kernel.program) if axis in extents}
 
     def _whole(self, output: Output, value: torch.Tensor, place: Place) -> torch.Tensor:
         """An output that is whole along axes that are sharded in outputs alone."""
@@ -645,16 +649,6 @@ def _key(given: Given) -> tuple[Any, ...]:
         (name, tensor.shape, tensor.dtype, tensor.device) for name, tensor in given.tensors.items()
     )
     return tensors, tuple(given.scalars.items())
-
-
-class Kept(dict[Any, Any]):
-    """What was made for calls before: of so many kinds at most, the latest."""
-
-    def keep(self, key: Any, value: Any) -> Any:
-        if len(self) >= MOST_KEPT:
-            self.pop(next(iter(self)), None)
-        self[key] = value
-        return value
 
 
 def _difference(

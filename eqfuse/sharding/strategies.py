@@ -41,6 +41,7 @@ from eqfuse.sharding.nodes import (
     start_of,
     total_of,
 )
+from eqfuse.stream.programs import outside_indices
 from eqfuse.terms.folds import fold_of, only_where
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -736,8 +737,8 @@ def _grouped(axis: str, fetch: Concatenate, compute: Compute) -> Grouped | None:
             case Size(own) | Reduce(_, own, _) if own == axis:
                 return None
     reads = [node for line in compute.lines for node in walk(line.value) if isinstance(node, Load)]
-    apart = {tensor for node in reads if axis not in free_axes(node) for tensor in [node.tensor]}
-    if apart & slices.keys() or _as_value(axis, compute):
+    apart = {node.tensor for node in reads if axis not in free_axes(node)}
+    if apart & slices.keys() or any(Axis(axis) in outside_indices(line.value) for line in compute.lines):
         return None
     operands = [(tensor, slices.get(name)) for tensor, _, _, name in fetch.tensors]
     if any(at is None for _, at in operands):
@@ -746,20 +747,6 @@ def _grouped(axis: str, fetch: Concatenate, compute: Compute) -> Grouped | None:
     given = {(name, at) for name, at in slices.items() if name not in known}
     given |= {(tensor, at) for tensor, at in operands if at is not None}
     return Grouped(axis, fetch, compute, tuple(sorted(given)))
-
-
-def _as_value(axis: str, compute: Compute) -> bool:
-    """Whether the positions of an axis are read, not only what is there."""
-    stack, seen = [line.value for line in compute.lines], set[Expr]()
-    while stack:
-        node = stack.pop()
-        if node is Axis(axis):
-            return True
-        if node not in seen:
-            seen.add(node)
-            parts = children(node)
-            stack += [p for p in parts if not isinstance(p, Axis)] if isinstance(node, Load) else parts
-    return False
 
 
 def _needed(item: Line | Step, needed: set[str]) -> Line | Step:

@@ -59,7 +59,7 @@ class Texts:
     """The texts of a program's steps for tensors of some dtypes: values that are kept have the accumulator's dtype, outputs those of
     the program."""
 
-    def __init__(self, program: Program, sharded: ShardPlan, dtypes: Mapping[str, str]) -> None:
+    def __init__(self, program: Program, plan: ShardPlan, dtypes: Mapping[str, str]) -> None:
         self.program = program
         known = {**program_dtypes(program), **dtypes}
         wide = "f64" in dtypes.values()
@@ -71,7 +71,7 @@ class Texts:
         self.whole: dict[str, dict[int, str]] = {}
         self.given = dict(dtypes)
         self.exprs: dict[str, Expr] = {}
-        self.kinds = self._kinds(sharded, known)
+        self.kinds = self._kinds(plan, known)
 
     def text(self, lines: Sequence[Line], gives: Sequence[str]) -> Text:
         """The program of some lines."""

@@ -300,7 +300,7 @@ class _Writer:
                     memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
         found = memo[expr]
         for axis in self.streamed:
-            if Axis(axis) in _values(found):
+            if Axis(axis) in outside_indices(found):
                 self.reads_positions = True
                 found = _shifted(found, axis)
         return found
@@ -420,7 +420,7 @@ def _axes(axes: Sequence[str]) -> str:
     return f"[{', '.join(axes)}]" if axes else ""
 
 
-def _values(expr: Expr) -> set[Expr]:
+def outside_indices(expr: Expr) -> set[Expr]:
     """Subexpressions that are not inside the index of a load."""
     found: set[Expr] = set()
     stack = [expr]

@@ -206,17 +206,10 @@ class Streamer:
         integers |= set(program.integers)
         found: dict[str, torch.Tensor] = {}
         for state in self.stream.states:
-            number = identity(state.op).value
             shape = [extents[axis] for axis in state.dims]
-            if state.name in integers:
-                bounds = torch.iinfo(torch.int64)
-                number = (
-                    int(number) if abs(number) != float("inf") else bounds.max if number > 0 else bounds.min
-                )
-                found[state.name] = torch.full(shape, number, dtype=torch.int64, device=device)
-            else:
-                dtype = torch.float64 if wide else torch.float32
-                found[state.name] = torch.full(shape, float(number), dtype=dtype, device=device)
+            real = torch.float64 if wide else torch.float32
+            dtype = torch.int64 if state.name in integers else real
+            found[state.name] = nothing(state, shape, dtype, device)
         return found
 
     def _stored(self, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -224,6 +217,16 @@ class Streamer:
             state.name: value if value.is_floating_point() else value.to(torch.int64)
             for state, value in zip(self.stream.states, values, strict=True)
         }
+
+
+def nothing(state: State, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A state of no positions: its identity, and of integers, which have no infinity, the farthest for one."""
+    number = identity(state.op).value
+    if dtype.is_floating_point:
+        return torch.full(shape, float(number), dtype=dtype, device=device)
+    bounds = torch.iinfo(dtype)
+    whole = int(number) if abs(number) != float("inf") else bounds.max if number > 0 else bounds.min
+    return torch.full(shape, whole, dtype=dtype, device=device)
 
 
 def _torch(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,10 +58,7 @@ class Prefix:
 
     def where(self, axis: str) -> str:
         """The condition on positions of the reduced axis, as text."""
-        place = f"N({axis}) - 1 - {self.at}" if self.mirrored else self.at
-        if self.lag:
-            place += f" {'+' if self.backwards else '-'} {self.lag}"
-        return f"{axis} {'>' if self.backwards else '<'}{'' if self.exclusive else '='} {place}"
+        return str(self.condition(axis))
 
     def condition(self, axis: str) -> Expr:
         """The same as an expression."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from eqfuse.errors import BindError, closest, did_you_mean, locate
 from eqfuse.terms.bounds import check_bounds, check_longer, longer_dimensions
-from eqfuse.terms.extents import count_of
+from eqfuse.terms.extents import axes_along, count_of
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.nodes import Axis, Load, Program, once, walk
 from eqfuse.terms.parser import sized_axes
@@ -75,6 +75,13 @@ def bind(
 @once
 def _axes(program: Program) -> tuple[str, ...]:
     return sized_axes(program)
+
+
+@once
+def undetermined(program: Program) -> tuple[str, ...]:
+    """The axes that neither a tensor nor the program gives an extent."""
+    given = {axis for axis, *_ in places(program)} | {*program.domains, *program.lengths, *program.computed}
+    return tuple(sorted(axes_along(program.outputs, ()) - given))
 
 
 def _add_computed(program: Program, shapes: Mapping[str, tuple[int, ...]], found: dict[str, int]) -> None:
