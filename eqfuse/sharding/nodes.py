@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.rules.merge import State
+from eqfuse.stream.programs import in_brackets
 from eqfuse.terms.nodes import Expr, Load, Local, Program, Scalar, walk
 from eqfuse.terms.sizes import places
 
@@ -243,8 +244,7 @@ def shown(steps: Sequence[Step]) -> str:
 
 
 def _line(line: Line) -> str:
-    axes = f"[{', '.join(line.axes)}]" if line.axes else ""
-    return f"{line.name}{axes} = {line.value}"
+    return f"{line.name}{in_brackets(line.axes)} = {line.value}"
 
 
 def _named(tensors: Sequence[Operand]) -> str:

@@ -23,6 +23,7 @@ from eqfuse.sharding.nodes import (
     read_by,
     total_of,
 )
+from eqfuse.stream.programs import in_brackets
 from eqfuse.terms.extents import axes_along
 from eqfuse.terms.nodes import (
     Call,
@@ -113,7 +114,7 @@ class Texts:
         for line in lines:
             if line.name in gives:
                 dtype = self.dtypes.get(line.name) or self.kept[self.kinds[line.name]]
-                heads.append(f"{line.name}: {dtype}{_axes(line.axes)}")
+                heads.append(f"{line.name}: {dtype}{in_brackets(line.axes)}")
         axes = axes_along([Output(line.name, line.axes, e) for line, e in zip(lines, exprs, strict=True)], ())
         domains = self.program.domains.items()
         heads += [f"{axis}: axis[{of}]" for axis, of in domains if axis in axes and of in axes]
@@ -121,9 +122,9 @@ class Texts:
         body: list[str] = []
         for line, expr in zip(lines, exprs, strict=True):
             own = exact.get(line.name, line.name)
-            body.append(f"{own}{_axes(line.axes)} = {show(expr)}")
+            body.append(f"{own}{in_brackets(line.axes)} = {show(expr)}")
             if own != line.name:
-                body.append(f"{line.name}{_axes(line.axes)} = {own}{_axes(line.axes)}")
+                body.append(f"{line.name}{in_brackets(line.axes)} = {own}{in_brackets(line.axes)}")
         source = "\n".join([*filter(None, heads), *body, f"return {', '.join(gives)}"])
         return Text(source, tuple(gives), frozenset(single))
 
@@ -136,14 +137,16 @@ class Texts:
         axes = [whole.get(dimension, f"{name}_{dimension}") for dimension in range(rank)]
         if declared is None:
             found = self.kinds[name]
-            return "" if found == "real" and not whole else f"{name}: {self.kept[found]}{_axes(axes)}"
+            return "" if found == "real" and not whole else f"{name}: {self.kept[found]}{in_brackets(axes)}"
         if whole:
-            return f"{name}: {declared.dtype or self.given[of]}{_axes(axes)}"
+            return f"{name}: {declared.dtype or self.given[of]}{in_brackets(axes)}"
         if declared.dtype is None:
-            return f"{name}: i64{_axes(axes)}" if of in self.program.integer_tensors and of != name else ""
+            return (
+                f"{name}: i64{in_brackets(axes)}" if of in self.program.integer_tensors and of != name else ""
+            )
         if of == name:
             axes = [axis or own for axis, own in zip(declared.axes, axes, strict=False)]
-        return f"{name}: {declared.dtype}{_axes(axes)}"
+        return f"{name}: {declared.dtype}{in_brackets(axes)}"
 
     def _kinds(self, plan: ShardPlan, dtypes: Mapping[str, str]) -> dict[str, str]:
         """Whether values are reals, integers or truth values, by name; `exprs` gets the lines, `copies` what tensors are parts of, or
@@ -209,7 +212,3 @@ def _of_integers(expr: Expr, dtypes: Mapping[str, str]) -> Expr:
         return node
 
     return transform(expr, step)
-
-
-def _axes(axes: Sequence[str]) -> str:
-    return f"[{', '.join(axes)}]" if axes else ""

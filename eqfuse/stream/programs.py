@@ -237,7 +237,7 @@ class _Writer:
         for name in inputs:
             state = name.removesuffix("_a").removesuffix("_b") if name not in self.dims else name
             if self.kinds[state] == "i64" and (name in tensors or name in scalars):
-                heads.append(f"{name}: i64{_axes(self.dims[state])}")
+                heads.append(f"{name}: i64{in_brackets(self.dims[state])}")
         used = {node.name for node in nodes if isinstance(node, Axis)}
         heads += [f"{axis}: axis[{of}]" for axis, of in self.program.domains.items() if axis in used]
         used |= {self.program.domains.get(axis, axis) for axis in used}
@@ -413,10 +413,11 @@ class _Steps(_Writer):
 
 
 def _left(name: str, axes: Sequence[str]) -> str:
-    return f"{name}{_axes(axes)}"
+    return f"{name}{in_brackets(axes)}"
 
 
-def _axes(axes: Sequence[str]) -> str:
+def in_brackets(axes: Sequence[str]) -> str:
+    """Axes as they stand after a name."""
     return f"[{', '.join(axes)}]" if axes else ""
 
 
