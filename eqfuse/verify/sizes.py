@@ -812,10 +812,6 @@ def _of_bits(program: Program) -> frozenset[str]:
     )
 
 
-FARTHEST = 2**62
-"""The largest integer that is drawn, whatever integers are compared with."""
-
-
 def _integer_values(
     program: Program,
     extents: Mapping[str, int],
@@ -850,11 +846,12 @@ def _integer_values(
                 gathered[index.tensor] = min(size, gathered.get(index.tensor, size))
     values |= {name: (0, size - 1) for name, size in gathered.items()}
     delimiting -= gathered.keys()
-    values = {
-        name: (max(-FARTHEST, min(low, FARTHEST)), min(high, FARTHEST))
+    least, most = LIMITS["i64"]
+    within = {
+        name: (max(least, min(low, most)), max(least, min(high, most)))
         for name, (low, high) in values.items()
     }
-    return values, delimiting
+    return within, delimiting
 
 
 def _plain_dimensions(program: Program, extents: Mapping[str, int]) -> dict[tuple[str, int], int]:
