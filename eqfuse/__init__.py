@@ -33,8 +33,8 @@ finally:
         gc.enable()
 
 if TYPE_CHECKING:
-    from eqfuse.differentiate.certify import certify_gradient
-    from eqfuse.differentiate.gradient import grad
+    from eqfuse.differentiate.certify import certify_gradient, certify_jvp
+    from eqfuse.differentiate.gradient import grad, jvp
     from eqfuse.extend.reductions import reduction
     from eqfuse.extend.rules import rule, rules
     from eqfuse.ops.patch import patch
@@ -48,9 +48,11 @@ __version__ = "0.1.0"
 _AT_FIRST_USE = {
     "Derivation": "proof.derivation",
     "certify_gradient": "differentiate.certify",
+    "certify_jvp": "differentiate.certify",
     "equivalent": "verify.equivalence",
     "from_torch": "torch.program",
     "grad": "differentiate.gradient",
+    "jvp": "differentiate.gradient",
     "patch": "ops.patch",
     "reduction": "extend.reductions",
     "rule": "extend.rules",
@@ -192,10 +194,12 @@ __all__ = [
     "Kernel",
     "Rule",
     "certify_gradient",
+    "certify_jvp",
     "compile",
     "equivalent",
     "from_torch",
     "grad",
+    "jvp",
     "patch",
     "reduction",
     "reference",

@@ -286,12 +286,11 @@ class Kernel:
         program order, of the kind that came in. `sizes` gives axes that no tensor determines.
 
         Tensors may be non-contiguous or broadcast. An empty reduced axis gives what the unfused
-        program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit,
-        and BindError for tensors in forward mode.
+        program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit.
 
         For tensors that require grad, and under `torch.func.grad` and `vjp`, the result is differentiable: `backward`
-        is the gradient's kernel. Where torch compiles, exports, batches (`torch.vmap`) or traces the call, or tensors hold no
-        numbers, it is the operator `eqfuse::call` (docs/pytorch.md).
+        is the gradient's kernel. Where torch compiles, exports, batches (`torch.vmap`), traces or pushes tangents through the call
+        (`torch.func.jvp`), or tensors hold no numbers, it is the operator `eqfuse::call` (docs/pytorch.md).
         """
         if is_dynamo_compiling():
             Arguments(self.program).all_named(unnamed)
@@ -560,6 +559,17 @@ class Kernel:
             saves = saves_in((dtypes or {}).values())
             found = known.by(names, of, alike, halves, saves) if of else known.alone(names)
             return found.kernel  # type: ignore[return-value]
+
+    def jvp(self, names: tuple[str, ...]) -> Kernel:
+        """The kernel of the directional derivative (`eq.jvp`) along tangents of the inputs `names`. Raises VerificationError where the
+        program of that is not verified, and EqfuseError where no output has a derivative by them."""
+        with self._lock:
+            return self._differentiated.jvp(names)  # type: ignore[return-value]
+
+    def outputs_by(self, names: tuple[str, ...]) -> frozenset[str]:
+        """The outputs that have a derivative by some of these inputs."""
+        with self._lock:
+            return self._differentiated.outputs_by(names)
 
     def made(self, source: str) -> Kernel:
         """The kernel of a text that was made of this one's program, compiled as this one is."""

@@ -96,12 +96,6 @@ ASKED = {
     dual_without_grad: "has a tangent",
     vmap: "is batched by torch.vmap",
 }
-WITHOUT_A_RULE = {
-    jvp: "under a transform of torch.func",
-    jvp_without_grad: "under a transform of torch.func",
-    dual: "has a tangent",
-    dual_without_grad: "has a tangent",
-}
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.__name__)
@@ -112,16 +106,10 @@ def test_a_derivative_that_would_be_lost_is_refused(entry: str, asked: Callable[
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("asked", WITHOUT_A_RULE, ids=lambda asked: asked.__name__)
-@pytest.mark.parametrize("entry", DIFFERENTIABLE)
-def test_transforms_without_a_rule_are_refused(entry: str, asked: Callable[..., None]) -> None:
-    with pytest.raises(eq.EqfuseError, match=WITHOUT_A_RULE[asked]) as caught:
-        asked(entry_points()[entry])
-    assert caught.value.hint
-
-
 @pytest.mark.parametrize(
-    "asked", [backward, of_a_graph, grad, vjp, jacobian, vmap], ids=lambda asked: asked.__name__
+    "asked",
+    [backward, of_a_graph, grad, vjp, jvp, jvp_without_grad, jacobian, dual, dual_without_grad, vmap],
+    ids=lambda asked: asked.__name__,
 )
 @pytest.mark.parametrize("entry", DIFFERENTIABLE)
 def test_calls_are_differentiable(entry: str, asked: Callable[..., None]) -> None:

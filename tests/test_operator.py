@@ -258,11 +258,6 @@ def test_the_program_of_a_batch(source: str, names: tuple[str, ...], expected: s
     assert batched(source, names)[0] == expected
 
 
-def test_forward_derivatives_are_refused() -> None:
-    with pytest.raises(eq.EqfuseError, match="of which a call of a kernel knows grad and vjp alone"):
-        torch.func.jvp(lambda x: softmax(x=x), (torch.ones(3),), (torch.ones(3),))
-
-
 # -- fakes and records -----------------------------------------------------------------------------
 
 

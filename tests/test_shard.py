@@ -32,7 +32,7 @@ from shard_programs import (
 )
 
 import eqfuse as eq
-from eqfuse.differentiate.gradient import cotangent, real_outputs
+from eqfuse.differentiate.gradient import cotangents, real_outputs
 from eqfuse.sharding.axes import even
 from eqfuse.sharding.sharded import Sharded
 from eqfuse.sharding.strategies import STRATEGIES
@@ -701,8 +701,10 @@ def test_gradients_are_those_of_the_kernel(name: str) -> None:
     same(found, tuple(wanted), "autograd")
     gradient = sharded.gradient(case.wrt)
     values = {name: tensor.detach() for name, tensor in tensors.items()}
-    for output, weight in zip(kernel(case.source).program.outputs, weights, strict=True):
-        values[cotangent(output.name)] = weight
+    program = kernel(case.source).program
+    named = cotangents(program)
+    for output, weight in zip(program.outputs, weights, strict=True):
+        values[named[output.name]] = weight
     read = {tensor.name for tensor in gradient.kernel.program.tensors}
     values = {name: tensor for name, tensor in values.items() if name in read}
     for number, plan in enumerate(gradient.strategies[:4]):

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import torch
 from torch._C._functorch import maybe_current_level
 
-from eqfuse.differentiate.certify import certify_gradient
+from eqfuse.differentiate.certify import certify_gradient, certify_jvp
 from eqfuse.differentiate.divide import Callee, ChunkedCall
 from eqfuse.differentiate.gradient import (
-    cotangent,
+    cotangents,
     differentiable,
     divided,
     grad,
+    jvp,
     outputs_by,
     real_outputs,
     saving_gradient,
@@ -159,6 +160,7 @@ class Gradients:
     _known: dict[tuple[object, ...], Backward] = field(default_factory=dict)
     _outputs_by: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
     _forwards: dict[tuple[tuple[str, ...], str | None], Forward] = field(default_factory=dict)
+    _along: dict[tuple[str, ...], ChunkedCallee] = field(default_factory=dict)
 
     @cached
     def outputs(self) -> tuple[str, ...]:
@@ -223,6 +225,21 @@ class Gradients:
             self._known[names] = self._made(names, source, source, (), None)
         self.latest = self._known[names]
         return self.latest
+
+    def jvp(self, names: tuple[str, ...]) -> ChunkedCallee:
+        """The directional derivative along tangents of these inputs. Raises VerificationError where its program is not verified."""
+        if names not in self._along:
+            source = jvp(self.program.source, names, scalars=self.constants)
+            kernel = self.compiled(source)
+            if self.verifies:
+                known = {"scalars": self.constants, "bound": kernel.bound}
+                certificate = certify_jvp(self.program.source, source, names, **known)  # type: ignore[arg-type]
+                if not certificate.ok:
+                    raise refused(
+                        f"the directional derivative by {', '.join(names)}", certificate, gradient=True
+                    )
+            self._along[names] = kernel
+        return self._along[names]
 
     def shown(self) -> Backward:
         """The gradient of the last backward; before any, that by all tensors of real numbers."""
@@ -372,23 +389,24 @@ def _pulled_back(
     tensors: Sequence[torch.Tensor],
     saved: Mapping[str, torch.Tensor],
     wanted: tuple[str, ...],
-    cotangents: Sequence[torch.Tensor | None],
+    given: Sequence[torch.Tensor | None],
     shapes: Sequence[tuple[torch.Size, torch.dtype, torch.device]],
 ) -> Iterator[torch.Tensor]:
     """The gradients by the inputs `wanted`, in their dtypes. Where they may be differentiated again, nothing that was saved
     is read: it would count as a constant."""
     gradients = call.gradients
+    named = cotangents(gradients.program)
     values = call.arguments(tensors)
     known = _known(call, values, tensors, wanted)
     gradients.latest = known.backward
-    for name, value, (shape, dtype, device) in zip(gradients.outputs, cotangents, shapes, strict=True):
+    for name, value, (shape, dtype, device) in zip(gradients.outputs, given, shapes, strict=True):
         if name in gradients.real_outputs:
             if value is None:
                 value = torch.zeros((), dtype=dtype, device=device).expand(shape)
-            values[cotangent(name)] = value
+            values[named[name]] = value
     values.update(saved)
-    given = {name: values[name] for name in known.reads if name in values}
-    made = known.backward.kernel(**given, sizes=known.sizes)
+    read = {name: values[name] for name in known.reads if name in values}
+    made = known.backward.kernel(**read, sizes=known.sizes)
     for name, value in zip(wanted, made if isinstance(made, tuple) else (made,), strict=True):
         wide = values[name]
         value = value if value.dtype == wide.dtype else value.to(wide.dtype)
@@ -427,7 +445,8 @@ def _known(
             backward = gradients.by(wanted, call.tracked, alike, halves, call.saves)
         known = backward.kernel.program
         reads = (*(tensor.name for tensor in known.tensors), *known.scalars)
-        results = {cotangent(name): values[name] for name in wanted}
+        named = cotangents(program)
+        results = {named[name]: values[name] for name in wanted}
         extents = _sizes(program, known, values, call.sizes, results)
         if len(gradients.calls) >= MOST_CALLS:
             gradients.calls.clear()

@@ -11,7 +11,7 @@ two programs (docs/verification.md). Directions of one input at a time tell whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from eqfuse.differentiate.dual import Dual, DualDomain
-from eqfuse.differentiate.gradient import cotangent, differentiable, real_outputs
+from eqfuse.differentiate.gradient import cotangents, differentiable, real_outputs, tangents, wanted
 from eqfuse.differentiate.rows import NotLinear, along
 from eqfuse.differentiate.shares import taken_apart
 from eqfuse.differentiate.steps import extreme_of, with_stops, without_stops
@@ -60,8 +60,8 @@ from eqfuse.verify.verification import Verification
 
 Length = TypeVar("Length", int, Expr)
 
-DIRECTION = "v"
-"""Starts the name of the direction of an input."""
+DIRECTION = "direction."
+"""Starts the name of the direction of an input: no input is called so."""
 
 ASSUMED = (
     "points where the program has no derivative: max(a, b) of equals has the mean of both, a reduction that of the first",
@@ -91,10 +91,11 @@ def certify_gradient(
     program = with_stops(program, scalars)
     program = replace(program, outputs=tuple(without_folds(output) for output in program.outputs))
     program, adjoint = _decidable(program), _decidable(adjoint)
-    check = _Check(program, adjoint, names, trials, seed, bound)
+    of = {output.name: name for output, name in zip(adjoint.outputs, names, strict=True)}
+    check = _Check(program, adjoint, of, _difference(program, adjoint), trials, seed, bound)
     with progress("verify"):
         every = _whole(program, adjoint, names)
-        whole = check.compared(*every)
+        whole = check.compared(every)
         if not whole.ok and (whole.counterexample is not None or not whole.stages):
             return whole
         try:
@@ -102,9 +103,13 @@ def certify_gradient(
         except NotLinear as error:
             why = f"no theorem: {error} is not linear in the cotangents as written"
             return replace(whole, bound=1.0, theorem=why)
-        rows = check.compared(*sides)
+        rows = check.compared(sides)
     seen = set(rows.at_sizes()) - set(whole.at_sizes())
-    seen &= {f"{each.node}{SAME_EVERYWHERE}" for side in every[1:] for each in facts(side).conditions}
+    seen &= {
+        f"{each.node}{SAME_EVERYWHERE}"
+        for side in (every.primal, every.dual)
+        for each in facts(side).conditions
+    }
     return replace(
         rows,
         stages=(*whole.stages, *rows.stages),
@@ -115,38 +120,102 @@ def certify_gradient(
     )
 
 
+@deep()
+def certify_jvp(
+    source: str,
+    derivative: str,
+    wrt: Sequence[str] | None = None,
+    *,
+    scalars: Mapping[str, Number] | None = None,
+    trials: int = 16,
+    seed: int = 0,
+    bound: float = REQUESTED,
+) -> Certificate:
+    """Whether `derivative` is a directional derivative of `source`, as `eq.jvp` gives it: its outputs tO are those of the outputs O, its
+    inputs tQ the tangents of the inputs `wrt` (those of which it reads tangents, where it is not given). The program is run on dual
+    numbers, and its tangents are compared, as those of `eq.certify_gradient`. An output of which it gives no tangent has to have none.
+
+    Raises EqfuseError for texts that are no programs, outputs that are no tangent of an output, and names in `wrt` that are no input."""
+    program, linear = parse(source, scalars=scalars), parse(derivative, scalars=_read(derivative, scalars))
+    named, ranks, read = tangents(program), _ranks(program), _ranks(linear)
+    _derivatives_of(linear, {named[name]: name for name in real_outputs(program)}, "tangent of an output")
+    by = wanted(program, wrt) if wrt else tuple(n for n in differentiable(program) if named[n] in read)
+    reason = _strange("the derivative", linear, {**ranks, **{named[name]: ranks[name] for name in by}})
+    program = with_stops(program, scalars)
+    program = replace(program, outputs=tuple(without_folds(output) for output in program.outputs))
+    program, linear = _decidable(program), _decidable(linear)
+    check = _Check(program, linear, {}, reason, trials, seed, bound)
+    with progress("verify"):
+        return check.compared(_forward(program, linear, by))
+
+
+def _forward(program: Program, linear: Program, by: Collection[str]) -> _Sides:
+    """Each tangent of an output at all of its positions."""
+    named, ranks = tangents(program), _ranks(program)
+    given = {output.name: output for output in linear.outputs}
+    left = [replace(o, name=named[o.name]) for o in program.outputs if o.name in named]
+    directions = {name: named[name] for name in by}
+    zeros = (
+        _zero(each, [f"{name}.{k}" for k in range(ranks[name])])
+        for name in by
+        if ranks[name]
+        for each in (name, named[name])
+    )
+    nothing = _total(zeros)
+    right = [given.get(each.name) or replace(each, expr=call("mul", Const(0.0), each.expr)) for each in left]
+    right = [replace(each, expr=call("add", each.expr, nothing)) for each in right]
+    scalars = [*program.scalars, *(named[name] for name in by if not ranks[name])]
+    sides = _made(program, left, (), {}, {}), _made(linear, right, scalars, {}, {})
+    return _Sides("tangents", *sides, {each.name: (directions, "") for each in left})
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """A program whose tangents are the values of another one. `along` are, of each output, the directions of inputs, and by what its
+    tangent is multiplied, if by anything."""
+
+    name: str
+    primal: Program
+    dual: Program
+    along: Mapping[str, tuple[Mapping[str, str], str]]
+
+
 @dataclass(frozen=True)
 class _Check:
+    """`of` are the inputs that outputs of the derivative are of; `reason` is why that cannot be one, if it cannot."""
+
     program: Program
-    adjoint: Program
-    names: tuple[str, ...]
+    derivative: Program
+    of: Mapping[str, str]
+    reason: str
     trials: int
     seed: int
     bound: float
 
-    def compared(self, name: str, primal: Program, dual: Program) -> Certificate:
+    def compared(self, sides: _Sides) -> Certificate:
         """Compares the tangents of one program with the values of another."""
-        stopped = primal
+        stopped, dual = sides.primal, sides.dual
         primal = replace(
-            primal, outputs=tuple(replace(o, expr=without_stops(o.expr)) for o in primal.outputs)
+            stopped, outputs=tuple(replace(o, expr=without_stops(o.expr)) for o in stopped.outputs)
         )
         field = FieldChoice.of(primal, dual)
         verification = Verification(self.trials, self.seed, field, self.bound)
-        verification.reason = _difference(self.program, self.adjoint)
+        verification.reason = self.reason
         if verification.reason:
             return verification.certificate()
-        given = small_integers(self.program, self.adjoint)
+        given = small_integers(self.program, self.derivative)
         pair = JointSizes.of(primal, dual, given)
         sizes = few_ranks(primal, dual)
-        for of, output in zip(self.names, self.adjoint.outputs, strict=True):
-            if of in pair.specs:
-                sizes |= dict(zip(output.axes, pair.specs[of].shape, strict=True))
+        for output in self.derivative.outputs:
+            spec = pair.specs.get(self.of.get(output.name, ""))
+            if spec is not None:
+                sizes |= dict(zip(output.axes, spec.shape, strict=True))
         pair = pair.at(sizes, given)
-        expected = Stage("tangent of the program", _Tangents(stopped, pair.left, self.names), pair.left)
-        stage = Stage.of_program(name, dual, pair.right)
+        expected = Stage("tangent of the program", _Tangents(stopped, pair.left, sides.along), pair.left)
+        stage = Stage.of_program(sides.name, dual, pair.right)
         # The functions of derivatives are those of the gradient: they count on both sides.
-        sides = (Side(primal, pair.left), Side(dual, pair.right), Side(dual, pair.right))
-        verification.run([stage], Source(sides, pair.specs, given, pair.left, "ignored", expected))
+        every = (Side(primal, pair.left), Side(dual, pair.right), Side(dual, pair.right))
+        verification.run([stage], Source(every, pair.specs, given, pair.left, "ignored", expected))
         for side, extents in ((primal, pair.left), (dual, pair.right)):
             verification.note_constant(str(expr) for expr, _ in constant_conditions(side, extents, given))
         made = verification.certificate()
@@ -177,30 +246,44 @@ def _read(text: str, scalars: Mapping[str, Number] | None) -> Mapping[str, Numbe
 
 def _inputs(program: Program, adjoint: Program) -> tuple[str, ...]:
     """The inputs that the outputs of a gradient are of."""
-    known = {cotangent(name): name for name in differentiable(program)}
-    for output in adjoint.outputs:
+    named = cotangents(program)
+    return _derivatives_of(
+        adjoint, {named[name]: name for name in differentiable(program)}, "gradient of an input"
+    )
+
+
+def _derivatives_of(derivative: Program, known: Mapping[str, str], what: str) -> tuple[str, ...]:
+    """What the outputs of a derivative are of, which have to be among those that are known. Raises EqfuseError."""
+    for output in derivative.outputs:
         if output.name not in known:
             hint = "its outputs are " + " ".join(known)
-            raise EqfuseError(f"{output.name!r} is no gradient of an input", hint=hint)
-    return tuple(known[output.name] for output in adjoint.outputs)
+            raise EqfuseError(f"{output.name!r} is no {what}", hint=hint)
+    return tuple(known[output.name] for output in derivative.outputs)
 
 
 def _difference(program: Program, adjoint: Program) -> str:
     """Why a program cannot be the gradient, from its names and ranks alone; empty if it may be."""
-    ranks = {tensor.name: tensor.rank for tensor in program.tensors}
-    axes = {output.name: output.axes for output in program.outputs}
-    wanted = {cotangent(name): len(axes[name]) for name in real_outputs(program)}
+    ranks, named = _ranks(program), cotangents(program)
     for output in adjoint.outputs:
-        rank = ranks.get(output.name.removeprefix("d"), 0)
+        rank = next(ranks[name] for name in ranks if named.get(name) == output.name)
         if len(output.axes) != rank:
             return f"{output.name!r} has {len(output.axes)} dimensions, the input has {rank}"
-    known = {**ranks, **dict.fromkeys(program.scalars, 0), **wanted}
-    read = {tensor.name: tensor.rank for tensor in adjoint.tensors} | dict.fromkeys(adjoint.scalars, 0)
-    for name, rank in read.items():
+    above = {named[o.name]: len(o.axes) for o in program.outputs if o.name in named}
+    return _strange("the gradient", adjoint, {**ranks, **above})
+
+
+def _ranks(program: Program) -> dict[str, int]:
+    """The number of dimensions of each input."""
+    return {tensor.name: tensor.rank for tensor in program.tensors} | dict.fromkeys(program.scalars, 0)
+
+
+def _strange(what: str, derivative: Program, known: Mapping[str, int]) -> str:
+    """What a derivative reads that it cannot, in words; empty where it reads known inputs and derivatives, of these numbers of dimensions."""
+    for name, rank in _ranks(derivative).items():
         if name not in known:
-            return f"the gradient reads {name!r}, which is neither an input of the program nor a cotangent"
+            return f"{what} reads {name!r}, which is neither an input of the program nor a derivative that is given"
         if known[name] != rank:
-            return f"{name!r} has {rank} dimensions in the gradient, {known[name]} in the program"
+            return f"{name!r} has {rank} dimensions in {what}, {known[name]} in the program"
     return ""
 
 
@@ -212,37 +295,43 @@ def _summed(body: Expr, axes: Sequence[str]) -> Expr:
     return reduce(lambda inner, axis: Reduce("sum", axis, inner), reversed(axes), body)
 
 
-def _whole(program: Program, adjoint: Program, names: Sequence[str]) -> tuple[str, Program, Program]:
+def _whole(program: Program, adjoint: Program, names: Sequence[str]) -> _Sides:
     """All cotangents at once: each side is one number for each input."""
-    outputs = {output.name: output for output in program.outputs}
+    outputs, named = {output.name: output for output in program.outputs}, cotangents(program)
     terms = [
-        _summed(call("mul", outputs[o].expr, _value(cotangent(o), outputs[o].axes)), outputs[o].axes)
+        _summed(call("mul", outputs[o].expr, _value(named[o], outputs[o].axes)), outputs[o].axes)
         for o in real_outputs(program)
     ]
     total = reduce(lambda a, b: call("add", a, b), terms)
-    left = [Output(cotangent(name), (), total) for name in names]
-    right = [Output(cotangent(name), (), _product(adjoint, name)) for name in names]
-    return "gradient", *_programs(program, adjoint, names, left, right)
+    left = [Output(named[name], (), total) for name in names]
+    right = [Output(named[name], (), _product(adjoint, named[name], name)) for name in names]
+    along = {named[name]: ({name: DIRECTION + name}, "") for name in names}
+    return _Sides("gradient", *_programs(program, adjoint, names, left, right), along)
 
 
-def _by_row(program: Program, adjoint: Program, names: Sequence[str]) -> tuple[str, Program, Program]:
+def _by_row(program: Program, adjoint: Program, names: Sequence[str]) -> _Sides:
     """The cotangent of one position of one output at a time: each side has that position for its axes. Raises
     NotLinear."""
     outputs = {output.name: output for output in program.outputs}
     left: list[Output] = []
     right: list[Output] = []
+    directions: dict[str, tuple[Mapping[str, str], str]] = {}
     bases = {**{axis: axis for axis in adjoint.lengths}, **adjoint.domains}
     lengths = {axis: adjoint.lengths[of] for axis, of in bases.items() if of in adjoint.lengths}
-    cotangents = frozenset(map(cotangent, real_outputs(program)))
+    named = cotangents(program)
+    above = frozenset(named[o] for o in real_outputs(program))
     for o in real_outputs(program):
         axes = outputs[o].axes
         rows = tuple(f"{o}.{axis}" for axis in axes)
         for name in names:
-            label = f"{cotangent(name)} of {o}"
+            label = f"{named[name]} of {o}"
             left.append(Output(label, rows, _at_rows(outputs[o], rows)))
-            product = along(_product(adjoint, name), cotangent(o), rows, cotangents - {cotangent(o)}, lengths)
+            product = _product(adjoint, named[name], name)
+            product = along(product, named[o], rows, above - {named[o]}, lengths)
             right.append(Output(label, rows, product))
-    return "gradient, row by row", *_programs(program, adjoint, names, left, right)
+            directions[label] = {name: DIRECTION + name}, named[o]
+    made = _programs(program, adjoint, names, left, right)
+    return _Sides("gradient, row by row", *made, directions)
 
 
 def _at_rows(output: Output, rows: Sequence[str]) -> Expr:
@@ -259,9 +348,9 @@ def _at_rows(output: Output, rows: Sequence[str]) -> Expr:
     return transform(moved, step)
 
 
-def _product(adjoint: Program, name: str) -> Expr:
-    """The product of a gradient and a direction."""
-    output = next(each for each in adjoint.outputs if each.name == cotangent(name))
+def _product(adjoint: Program, gradient: str, name: str) -> Expr:
+    """The product of the gradient by an input and its direction."""
+    output = next(each for each in adjoint.outputs if each.name == gradient)
     return _summed(call("mul", output.expr, _value(DIRECTION + name, output.axes)), output.axes)
 
 
@@ -273,19 +362,18 @@ def _programs(
     right: Sequence[Output],
 ) -> tuple[Program, Program]:
     """Both sides as programs. Zeros that read inputs tell which axes of the second have the size of a dimension."""
-    axes = {cotangent(o.name): o.axes for o in program.outputs}
+    named = cotangents(program)
+    axes = {named[o.name]: o.axes for o in program.outputs if o.name in named}
     inputs = {tensor.name for tensor in program.tensors}
     zeros = list(_sizes(adjoint, axes))
     for output, name in zip(adjoint.outputs, names, strict=True):
         if name in inputs:
             zeros += [_zero(each, output.axes) for each in (name, DIRECTION + name)]
-    nothing: Expr = Const(0.0)
-    for zero in zeros:
-        nothing = call("add", nothing, zero)
+    nothing = _total(zeros)
     scalars = [name for name in axes if not axes[name]]
     scalars += [DIRECTION + name for name in names if name not in inputs]
-    left = [replace(each, expr=call("add", each.expr, _nothing(each))) for each in left]
-    right = [replace(o, expr=call("add", call("add", o.expr, _nothing(o)), nothing)) for o in right]
+    left = [replace(each, expr=call("add", each.expr, _nothing(each, named))) for each in left]
+    right = [replace(o, expr=call("add", call("add", o.expr, _nothing(o, named)), nothing)) for o in right]
     lengths = dict(_row_lengths(program, program.lengths))
     computed = dict(_row_lengths(program, program.computed))
     return _made(program, left, scalars, lengths, computed), _made(adjoint, right, scalars, lengths, computed)
@@ -298,7 +386,7 @@ def _row_lengths(program: Program, known: Mapping[str, Length]) -> Iterator[tupl
             count = known.get(program.domains.get(axis, axis))
             if count is not None:
                 yield f"{output.name}.{axis}", count
-                yield f"{cotangent(output.name)}.{axis}", count
+                yield f"{cotangents(program).get(output.name)}.{axis}", count
 
 
 def _sizes(adjoint: Program, axes: Mapping[str, tuple[str, ...]]) -> Iterator[Expr]:
@@ -312,10 +400,17 @@ def _sizes(adjoint: Program, axes: Mapping[str, tuple[str, ...]]) -> Iterator[Ex
                 break
 
 
-def _nothing(output: Output) -> Expr:
+def _nothing(output: Output, named: Mapping[str, str]) -> Expr:
     """A zero that reads the cotangent which an output is a row of: it tells the sizes of its axes."""
     row = output.name.partition(" of ")[2]
-    return call("mul", Const(0.0), _value(cotangent(row), output.axes)) if row else Const(0.0)
+    return call("mul", Const(0.0), _value(named[row], output.axes)) if row else Const(0.0)
+
+
+def _total(zeros: Iterable[Expr]) -> Expr:
+    nothing: Expr = Const(0.0)
+    for zero in zeros:
+        nothing = call("add", nothing, zero)
+    return nothing
 
 
 def _zero(name: str, axes: Sequence[str]) -> Expr:
@@ -350,27 +445,31 @@ def _made(
 
 
 class _Tangents:
-    """The tangent of each output of a program, along the direction of the input that it is named for."""
+    """The tangent of each output of a program, along its directions."""
 
-    def __init__(self, program: Program, extents: Mapping[str, int], names: Sequence[str]) -> None:
-        self.program, self.extents, self.names = program, extents, names
+    def __init__(
+        self,
+        program: Program,
+        extents: Mapping[str, int],
+        along: Mapping[str, tuple[Mapping[str, str], str]],
+    ) -> None:
+        self.program, self.extents, self.along = program, extents, along
 
     def __call__(self, inputs: Inputs, domain: Domain) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for name in self.names:
-            outputs = [o for o in self.program.outputs if o.name.split(" of ")[0] == cotangent(name)]
+        groups: dict[tuple[tuple[str, str], ...], list[Output]] = {}
+        for output in self.program.outputs:
+            groups.setdefault(tuple(self.along[output.name][0].items()), []).append(output)
+        for directions, outputs in groups.items():
             program = replace(self.program, outputs=tuple(outputs))
             tensors, scalars = (
-                self._duals(values, inputs, name) for values in (inputs.tensors, inputs.scalars)
+                self._duals(values, inputs, dict(directions)) for values in (inputs.tensors, inputs.scalars)
             )
             made = evaluate(program, tensors, scalars, self.extents, DualDomain(domain), batch=inputs.trials)
             for output in outputs:
-                tangent = self._tangent(made[output.name], domain)
-                row = output.name.partition(" of ")[2]
-                if row:
-                    tangent = domain.call(
-                        "mul", [tangent, {**inputs.tensors, **inputs.scalars}[cotangent(row)]]
-                    )
+                tangent, factor = self._tangent(made[output.name], domain), self.along[output.name][1]
+                if factor:
+                    tangent = domain.call("mul", [tangent, {**inputs.tensors, **inputs.scalars}[factor]])
                 found[output.name] = tangent
         return {output.name: found[output.name] for output in self.program.outputs}
 
@@ -379,13 +478,15 @@ class _Tangents:
             return domain.full(np.shape(value), 0.0)
         return domain.full(domain.shape(value.value), 0.0) if value.tangent is None else value.tangent
 
-    def _duals(self, values: Mapping[str, Any], inputs: Inputs, name: str) -> dict[str, Any]:
-        """Values as dual numbers; the input that the derivative is by has its direction for a tangent."""
-        directions = {**inputs.tensors, **inputs.scalars}
+    def _duals(
+        self, values: Mapping[str, Any], inputs: Inputs, directions: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Values as dual numbers; inputs that the derivative is by have their directions for tangents."""
+        every = {**inputs.tensors, **inputs.scalars}
         made: dict[str, Any] = {}
         for key, value in values.items():
             if is_exact(value) or isinstance(value, int | float):
                 made[key] = value
             else:
-                made[key] = Dual(value, directions[DIRECTION + name] if key == name else None)
+                made[key] = Dual(value, every[directions[key]] if key in directions else None)
         return made

@@ -12,16 +12,13 @@ from eqfuse.differentiate.saved import Saved, saving
 from eqfuse.differentiate.steps import Step, Steps, name_of, plain, reached, with_stops, without_stops
 from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError, did_you_mean
+from eqfuse.names import Names
 from eqfuse.terms.expressions import Number
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, once, walk
 from eqfuse.terms.parser import parse
+from eqfuse.terms.sizes import places
 from eqfuse.terms.types import KINDS, kinds, program_dtypes
 from eqfuse.threads import deep
-
-
-def cotangent(name: str) -> str:
-    """The name of the cotangent of an output, or of an input: its gradient."""
-    return f"d{name}"
 
 
 def differentiable(program: Program) -> tuple[str, ...]:
@@ -35,6 +32,25 @@ def real_outputs(program: Program) -> tuple[str, ...]:
     """The outputs that have a cotangent: those of real numbers."""
     known = kinds([output.expr for output in program.outputs], program_dtypes(program))
     return tuple(output.name for output in program.outputs if known[output.expr] == "real")
+
+
+@once
+def cotangents(program: Program) -> Mapping[str, str]:
+    """The names of the cotangents of outputs, and of those of inputs, their gradients: dQ of Q, or the first of dQ_2, dQ_3, ... that is
+    the name of no input."""
+    return _named("d", program)
+
+
+@once
+def tangents(program: Program) -> Mapping[str, str]:
+    """The names of the tangents of inputs and outputs: tQ of Q, or the first of tQ_2, tQ_3, ... that is the name of no input."""
+    return _named("t", program)
+
+
+def _named(letter: str, program: Program) -> Mapping[str, str]:
+    names = Names((*(tensor.name for tensor in program.tensors), *program.scalars))
+    known = (*real_outputs(program), *differentiable(program))
+    return {name: names.fresh(f"{letter}{name}") for name in known}
 
 
 def outputs_by(
@@ -66,8 +82,52 @@ def grad(
     without a gradient; and where `EQFUSE_DERIVE_SECONDS` of processor time end first.
     """
     with limits.derivation():
-        found = _differentiated(source, wrt, scalars)
-    return text_of(found.steps, found.results, found.notes)
+        return _differentiated(source, wrt, scalars).text
+
+
+@deep()
+def jvp(source: str, wrt: Sequence[str] | None = None, *, scalars: Mapping[str, Number] | None = None) -> str:
+    """The directional derivative of a program (forward mode), as the text of a program.
+
+    It reads the tensors and scalars of `source`, and for each Q of `wrt` (all tensors of real numbers, where it is not given) a
+    tangent tQ of its shape; its outputs are tO for each output O that has a derivative by some Q: the sum over all Q and their
+    positions of tQ times the derivative of O by Q. `scalars` are as in `eq.grad`.
+
+    A gradient is linear in its cotangents, dQ = Jᵀ dO. The gradient of that by dO, at tangents for cotangents of the dQ, is J tQ.
+
+    Raises EqfuseError as `eq.grad` does, and where no output has a derivative.
+    """
+    program = parse(source, scalars=scalars)
+    with limits.derivation():
+        names = wanted(program, wrt)
+        gradient = _differentiated(source, names, scalars).text
+        adjoint = parse(gradient)
+        read = {*(tensor.name for tensor in adjoint.tensors), *adjoint.scalars, *adjoint.domains.values()}
+        given, moved = cotangents(program), tangents(program)
+        outputs = [name for name in real_outputs(program) if given[name] in read]
+        if not outputs:
+            raise EqfuseError(
+                f"no output has a derivative by {', '.join(names)}", hint="leave them out of wrt"
+            )
+        named = {given[name]: moved[name] for name in (*names, *outputs)}
+        known = {name: value for name, value in (scalars or {}).items() if name in read}
+        by, sized = [given[name] for name in outputs], _sized(adjoint, named)
+        return _differentiated(gradient, by, known, named=named, sized=sized).text
+
+
+def _sized(adjoint: Program, named: Mapping[str, str]) -> dict[str, str]:
+    """Declarations of the axes of a gradient's outputs that nothing gives a size, as those of the tangents that are `named` for them."""
+    known = {*(axis for axis, *_ in places(adjoint)), *adjoint.lengths, *adjoint.computed}
+    found: dict[str, str] = {}
+    for output in adjoint.outputs:
+        tangent, lines = named[output.name], list[str]()
+        for dimension, axis in enumerate(output.axes):
+            if (base := adjoint.domains.get(axis, axis)) not in known:
+                known.add(base)
+                lines.append(f"{base}: axis[N({tangent}, {dimension})]")
+        if lines:
+            found[tangent] = "\n".join(lines)
+    return found
 
 
 @deep()
@@ -91,8 +151,8 @@ def saving_gradient(
         found = _differentiated(source, wrt, scalars, alike)
     found.steps.drop_stops()
     results = [replace(result, body=without_stops(result.body)) for result in found.results]
-    given = [cotangent(name) for name in found.outputs]
-    dtypes = {cotangent(name): dtype for name, dtype in (halves or {}).items()}
+    given = [found.named[name] for name in found.outputs if name in found.named]
+    dtypes = {found.named[name]: dtype for name, dtype in (halves or {}).items()}
     return saving(
         found.steps,
         found.outputs,
@@ -110,49 +170,61 @@ def saving_gradient(
 @dataclass(frozen=True)
 class _Differentiated:
     """A program and its gradient as steps: `results` are made of `steps`; `outputs` are the steps of the program's
-    outputs, by their names."""
+    outputs, by their names, and `named` what cotangents are called."""
 
     steps: Steps
     outputs: Mapping[str, str]
     results: Sequence[Step]
     notes: Sequence[str]
+    named: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        return text_of(self.steps, self.results, self.notes)
 
 
 def _differentiated(
-    source: str, wrt: Sequence[str] | None, scalars: Mapping[str, Number] | None, alike: bool = False
+    source: str,
+    wrt: Sequence[str] | None,
+    scalars: Mapping[str, Number] | None,
+    alike: bool = False,
+    named: Mapping[str, str] | None = None,
+    sized: Mapping[str, str] | None = None,
 ) -> _Differentiated:
+    """`named` are the names of cotangents, where they are not `cotangents`; `sized` declarations of what gives axes their sizes, by the
+    cotangent that has them."""
     program = parse(source, scalars=scalars)
-    names = _wanted(program, wrt)
+    names = wanted(program, wrt)
     outputs = real_outputs(program)
-    results = [cotangent(name) for name in names]
-    given = [cotangent(name) for name in outputs]
-    _check_names(program, [*results, *given])
-    steps = Steps.of(source, names, scalars, {*results, *given})
+    named = cotangents(program) if named is None else named
+    steps = Steps.of(source, names, scalars, {named[name] for name in (*names, *outputs)})
+    steps.declared.update(sized or {})
     reverse = Reverse(steps, _axes(steps, names, alike))
     by_output = dict(zip((o.name for o in program.outputs), steps.outputs, strict=True))
     seeds: dict[str, Polynomial] = {}
     for name in outputs:
         step = steps.step(by_output[name])
-        steps.dtypes[cotangent(name)] = "f32"
-        seeds[step.name] = atom(plain(cotangent(name), step.axes))
+        steps.dtypes[named[name]] = "f32"
+        seeds[step.name] = atom(plain(named[name], step.axes))
     reverse.run(seeds)
-    made = [_result(steps, reverse, name) for name in names]
+    made = [_result(steps, reverse, name, named[name]) for name in names]
     if limits.was_cut():
         reverse.notes.append(
             "EQFUSE_DERIVE_SECONDS or EQFUSE_DERIVE_MB left no room to find all that is 0 or cancels"
         )
-    return _Differentiated(steps, by_output, made, reverse.notes)
+    return _Differentiated(steps, by_output, made, reverse.notes, named)
 
 
-def _result(steps: Steps, reverse: Reverse, name: str) -> Step:
+def _result(steps: Steps, reverse: Reverse, name: str, called: str) -> Step:
     found = reverse.together(name, collected(reverse.found.get(name, ())))
     if not found:
-        reverse.notes.append(f"{cotangent(name)} is 0: no output has a gradient by {name}")
+        reverse.notes.append(f"{called} is 0: no output has a gradient by {name}")
     value = expression(found) if found else Const(0.0)
-    return Step(cotangent(name), reverse.targets[name], value, written=True)
+    return Step(called, reverse.targets[name], value, written=True)
 
 
-def _wanted(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...]:
+def wanted(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...]:
+    """The inputs that a derivative is asked by: all tensors of real numbers, where none are named. Raises EqfuseError."""
     allowed = differentiable(program)
     if wrt is None:
         tensors = {tensor.name for tensor in program.tensors}
@@ -175,15 +247,6 @@ def _wanted(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...]:
     if not names or len(set(names)) < len(names):
         raise EqfuseError("wrt names each input once, and one or more", hint='write wrt=("Q", "K")')
     return names
-
-
-def _check_names(program: Program, names: Sequence[str]) -> None:
-    """Raises EqfuseError where an input has the name of a cotangent."""
-    inputs = {*(tensor.name for tensor in program.tensors), *program.scalars}
-    for name in names:
-        if name in inputs or names.count(name) > 1:
-            hint = f"call the input otherwise: {name!r} is what the gradient calls a cotangent"
-            raise EqfuseError(f"the program has an input {name!r}", hint=hint)
 
 
 def divided(program: Program) -> list[list[tuple[str, int]]]:

@@ -90,7 +90,7 @@ class Scans:
             return None
         value = step.value
         found = scanned(value, self.steps.alike) if isinstance(value, Reduce) else None
-        if found is None or found.prefix.exclusive:
+        if found is None or (is_extreme or is_second) and found.prefix.exclusive:
             return None
         prefix, (k,) = found.prefix, step.over
         if is_extreme and prefix.mirrored:
@@ -100,8 +100,7 @@ class Scans:
         if is_second and (parts[2:4] != (ONE, ZERO) or parts[5] is not ZERO):
             return None
         own = replace(step, axes=tuple(axis for axis in step.axes if axis != prefix.at))
-        at: Expr = call("sub", call("sub", Size(k), ONE), Axis(k)) if prefix.mirrored else Axis(k)
-        terms = substitute_axes(expression(cotangent), {prefix.at: at})
+        terms = _first_seen(expression(cotangent), prefix, k)
         if is_second:
             return self._second(step, own, prefix, parts, terms)
 
@@ -454,3 +453,17 @@ def _signed(expr: Expr, j: str, k: str, sign: int = 1) -> Iterator[tuple[int, Ex
 
 def _total(parts: Signed) -> Expr:
     return total_of((sign > 0, part) for sign, part in sorted(parts, key=lambda part: -part[0]))
+
+
+def _first_seen(value: Expr, prefix: Prefix, k: str) -> Expr:
+    """What a position of a prefix has, at the first position whose prefix has `k`: that of `k` itself, or the next one where the
+    prefix is exclusive, if there is one."""
+    last = call("sub", Size(k), ONE)
+    at: Expr = Axis(k)
+    if prefix.exclusive:
+        at = call("sub" if prefix.backwards else "add", at, ONE)
+    found = substitute_axes(value, {prefix.at: call("sub", last, at) if prefix.mirrored else at})
+    if not prefix.exclusive:
+        return found
+    is_one = call("ge", Axis(k), ONE) if prefix.backwards else call("lt", Axis(k), last)
+    return call("where", is_one, found, ZERO)

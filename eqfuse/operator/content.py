@@ -51,6 +51,12 @@ class Called(Protocol):
         in the `dtypes` of the inputs where these are halves; or, without, one of inputs and cotangents alone. `alike`:
         dimensions that are divided alike are as long."""
 
+    def jvp(self, names: tuple[str, ...]) -> Called:
+        """The kernel of the directional derivative along tangents of some inputs."""
+
+    def outputs_by(self, names: tuple[str, ...]) -> frozenset[str]:
+        """The outputs that have a derivative by some inputs."""
+
     def alike(self, source: str) -> Called:
         """The kernel of another text, compiled as this one is."""
 

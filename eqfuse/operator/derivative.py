@@ -1,13 +1,13 @@
 """The derivative of `eqfuse::call`: the same operator, of the gradient's kernel.
 
 It is registered below torch's transforms, at the key of autograd, so that a compiler that traces a joint graph, and
-`torch.func` at any depth, find it. A forward derivative is refused by torch, since there is none.
+`torch.func` at any depth, find it. In forward mode it is the operator of the directional derivative's kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from eqfuse.operator.content import Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.library import arguments, called, run
 from eqfuse.operator.shapes import Size, extents
+from eqfuse.terms.arguments import has_tangent, looking_at_tangents, without_tangent
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
+
+Shape = tuple[torch.Size, torch.dtype, torch.device]
 
 
 @contextmanager
@@ -29,6 +32,11 @@ def untraced() -> Iterator[None]:
     """Inside, torch computes numbers, whatever records or transforms what is called around it."""
     with torch._C._DisableFuncTorch(), _disable_current_modes(), torch.no_grad():
         yield
+
+
+def as_below() -> AbstractContextManager[None]:
+    """Inside, transforms of `torch.func` that are further out look at tangents again: a function of autograd looks at none."""
+    return looking_at_tangents(True) if maybe_current_level() is not None else nullcontext()
 
 
 def recorded(
@@ -40,17 +48,18 @@ def recorded(
 ) -> Sequence[torch.Tensor]:
     """The operator at autograd's key."""
     for tensor in tensors:
-        if tensor.requires_grad or type(tensor) is not torch.Tensor or tensor.is_meta:
+        if tensor.requires_grad or type(tensor) is not torch.Tensor or tensor.is_meta or has_tangent(tensor):
             break
     else:
         if not torch._C._len_torch_dispatch_stack() and maybe_current_level() is None:
             return run(content, names, tensors, integers, reals)
     tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if not tracked:
+    moved = tuple(n for n, t in zip(names_in(names)[0], tensors, strict=True) if has_tangent(t))
+    if not tracked and not moved:
         with torch._C._AutoDispatchBelowAutograd():
             return _operator(content, names, tensors, integers, reals)
     with enable_single_level_autograd_function():
-        made = _Recorded.apply(content, names, integers, reals, *tensors)  # type: ignore[attr-defined]
+        made = _Recorded.apply(content, names, integers, reals, moved, *tensors)  # type: ignore[attr-defined]
     return list(made[: len(kernel_of(content).program.outputs)])
 
 
@@ -63,7 +72,7 @@ def _operator(
 
 @dataclass(frozen=True)
 class _Forward:
-    """What a call runs whose gradient may be asked for by the inputs `by`: the operator of the kernel, or of one that gives
+    """What a call runs whose gradient may be asked for by the inputs `by`, or that has tangents: the operator of the kernel, or of one that gives
     more after its `count` outputs, of which those at `constant` places have no gradient. `saved` are the places, by name, of
     what is kept for the gradient."""
 
@@ -74,7 +83,7 @@ class _Forward:
     saved: Mapping[str, int]
 
     @staticmethod
-    def of(content: str, names: str, tensors: Sequence[torch.Tensor]) -> _Forward:
+    def of(content: str, names: str, moved: tuple[str, ...], tensors: Sequence[torch.Tensor]) -> _Forward:
         from eqfuse.differentiate.gradient import differentiable  # derivatives are for those who ask
 
         with untraced():
@@ -85,10 +94,11 @@ class _Forward:
             dtypes = {name: t.dtype for name, t in zip(names_in(names)[0], tensors, strict=True)}
             saving = kernel.forward(by, dtypes)
             kernel_of(saving.kernel.content)
+            tracked = saving.tracked | kernel.outputs_by(tuple(name for name in moved if name in real))
         outputs = [output.name for output in kernel.program.outputs]
         every = (*outputs, *saving.residuals)
         saved = {name: every.index(name) for name in (*saving.outputs, *saving.residuals)}
-        constant = tuple(place for place, name in enumerate(outputs) if name not in saving.tracked)
+        constant = tuple(place for place, name in enumerate(outputs) if name not in tracked)
         return _Forward(saving.kernel.content, by, len(outputs), constant, saved)
 
     def __call__(
@@ -114,15 +124,18 @@ class _Recorded(_SingleLevelFunction):
         names: str,
         integers: Sequence[Any],
         reals: Sequence[Any],
+        moved: tuple[str, ...],
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        forward = _Forward.of(content, names, tensors)
-        with torch._C._AutoDispatchBelowAutograd():
+        forward = _Forward.of(content, names, moved, tensors)
+        with torch._C._AutoDispatchBelowAutograd(), as_below():
             every = forward(names, list(tensors), integers, reals)
         outputs = every[: forward.count]
         ctx.call = content, names, integers, reals, forward
         ctx.shapes = [(output.shape, output.dtype, output.device) for output in outputs]
         ctx.save_for_backward(*tensors, *(every[place] for place in forward.saved.values()))
+        ctx.save_for_forward(*tensors)
+        ctx.residuals = len(every) - forward.count
         ctx.mark_non_differentiable(*(outputs[k] for k in forward.constant), *every[forward.count :])
         ctx.set_materialize_grads(False)
         return tuple(every)
@@ -133,7 +146,7 @@ class _Recorded(_SingleLevelFunction):
         of_tensors = names_in(names)[0]
         every = ctx.saved_tensors
         tensors, numbers, sizes = arguments(names, every[: len(of_tensors)], integers, reals)
-        needed = zip(of_tensors, ctx.needs_input_grad[4:], strict=True)
+        needed = zip(of_tensors, ctx.needs_input_grad[5:], strict=True)
         wanted = tuple(name for name, is_needed in needed if is_needed)
         # What may be differentiated again reads nothing that was saved: that would count as a constant.
         of = () if torch.is_grad_enabled() else forward.by
@@ -148,7 +161,18 @@ class _Recorded(_SingleLevelFunction):
             for value, (shape, dtype, device) in zip(cotangents[: forward.count], ctx.shapes, strict=True)
         ]
         found = pulled_back(kernel, gradient, wanted, tensors, {**numbers, **saved}, sizes, filled)
-        return None, None, None, None, *(found.get(name) for name in of_tensors)
+        return None, None, None, None, None, *(found.get(name) for name in of_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, *given: Any) -> tuple[torch.Tensor | None, ...]:
+        content, names, integers, reals, _ = ctx.call
+        of_tensors = names_in(names)[0]
+        moved = {n: t for n, t in zip(of_tensors, given[5:], strict=True) if t is not None}
+        with as_below():
+            primals = [without_tangent(tensor) for tensor in ctx.saved_tensors[: len(of_tensors)]]
+            tensors, numbers, sizes = arguments(names, primals, integers, reals)
+            found = pushed_forward(content, tensors, moved, numbers, sizes, ctx.shapes)
+        return *found, *[None] * ctx.residuals
 
 
 def _are_alike(program: Program, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -168,25 +192,67 @@ def pulled_back(
     tensors: Mapping[str, torch.Tensor],
     numbers: Mapping[str, Any],
     sizes: Mapping[str, Size],
-    cotangents: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """The gradients by the inputs `wanted`, in their shapes and dtypes; `numbers` are all other values by name."""
-    from eqfuse.differentiate.gradient import cotangent, real_outputs  # derivatives are for those who ask
+    """The gradients by the inputs `wanted`, in their shapes and dtypes, of outputs with cotangents `given`; `numbers` are all other
+    values by name."""
+    from eqfuse.differentiate.gradient import cotangents  # derivatives are for those who ask
 
-    program, known = kernel.program, gradient.program
-    real = real_outputs(program)
-    given: dict[str, Any] = {**tensors, **numbers}
-    for output, value in zip(program.outputs, cotangents, strict=True):
-        if output.name in real:
-            given[cotangent(output.name)] = value
+    named = cotangents(kernel.program)
+    outputs = (output.name for output in kernel.program.outputs)
+    values = {named[name]: value for name, value in zip(outputs, given, strict=True) if name in named}
+    like = {named[name]: (tensors[name].shape, tensors[name].dtype, tensors[name].device) for name in wanted}
+    made = _derived(kernel, gradient, tensors, {**numbers, **values}, sizes, like)
+    return dict(zip(wanted, made, strict=True))
+
+
+def pushed_forward(
+    content: str,
+    tensors: Mapping[str, torch.Tensor],
+    moved: Mapping[str, torch.Tensor],
+    numbers: Mapping[str, Any],
+    sizes: Mapping[str, Size],
+    shapes: Sequence[Shape],
+) -> list[torch.Tensor | None]:
+    """The tangents of the outputs, along those of inputs that are `moved`; None of outputs that have none."""
+    from eqfuse.differentiate.gradient import differentiable, tangents  # derivatives are for those who ask
+
+    with untraced():
+        kernel = kernel_of(content)
+        real = differentiable(kernel.program)
+        by = tuple(name for name in moved if name in real)
+        reached = kernel.outputs_by(by) if by else frozenset()
+        along = kernel.jvp(by) if reached else kernel
+        kernel_of(along.content)
+    outputs = [output.name for output in kernel.program.outputs]
+    if not reached:
+        return [None] * len(outputs)
+    named = tangents(kernel.program)
+    like = {named[name]: shape for name, shape in zip(outputs, shapes, strict=True) if name in reached}
+    directions = {named[name]: moved[name] for name in by}
+    made = _derived(kernel, along, tensors, {**numbers, **directions}, sizes, like)
+    found = dict(zip((output.name for output in along.program.outputs), made, strict=True))
+    return [found.get(named.get(name, "")) for name in outputs]
+
+
+def _derived(
+    kernel: Called,
+    derivative: Called,
+    tensors: Mapping[str, torch.Tensor],
+    numbers: Mapping[str, Any],
+    sizes: Mapping[str, Size],
+    like: Mapping[str, Shape],
+) -> list[torch.Tensor]:
+    """The outputs of a kernel that was derived from another one, for that one's arguments and what it reads besides; of the shapes and
+    dtypes that they have by name."""
+    program, known = kernel.program, derivative.program
     reads = {*(tensor.name for tensor in known.tensors), *known.scalars}
-    values = {name: value for name, value in given.items() if name in reads}
-    made = called(gradient.content, values, gradient_sizes(program, known, tensors, sizes, wanted))
+    values = {name: value for name, value in {**tensors, **numbers}.items() if name in reads}
+    shapes = {name: shape for name, (shape, *_) in like.items()}
+    made = called(derivative.content, values, gradient_sizes(program, known, tensors, sizes, shapes))
     results = made if isinstance(made, tuple) else (made,)
-    return {
-        name: value.to(tensors[name].dtype).reshape(tensors[name].shape)
-        for name, value in zip(wanted, results, strict=True)
-    }
+    outputs = (like[output.name] for output in known.outputs)
+    return [r.to(dtype).reshape(shape) for r, (shape, dtype, _) in zip(results, outputs, strict=True)]
 
 
 def gradient_sizes(
@@ -194,11 +260,9 @@ def gradient_sizes(
     gradient: Program,
     tensors: Mapping[str, torch.Tensor],
     sizes: Mapping[str, Size],
-    wanted: Sequence[str],
+    shapes_of_outputs: Mapping[str, Sequence[Size]],
 ) -> dict[str, Size]:
-    """The sizes of the axes of a gradient: those of the call, and of what it is the gradient of."""
-    from eqfuse.differentiate.gradient import cotangent
-
+    """The sizes of the axes of a derivative: those of the call, and of its outputs, whose shapes are known by name."""
     shapes = {tensor.name: tuple(tensors[tensor.name].shape) for tensor in program.tensors}
     axes = {gradient.domains.get(axis, axis) for axis in sized_axes(gradient)}
     found = {
@@ -206,8 +270,7 @@ def gradient_sizes(
         for axis, size in extents(program, shapes, sizes).items()
         if axis in axes and axis not in gradient.lengths
     }
-    results = {cotangent(name): tensors[name] for name in wanted}
     for output in gradient.outputs:
-        shape = results[output.name].shape if output.axes else ()
+        shape = shapes_of_outputs[output.name] if output.axes else ()
         found |= {gradient.domains.get(a, a): n for a, n in zip(output.axes, shape, strict=True)}
     return found

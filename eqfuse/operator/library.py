@@ -22,12 +22,16 @@ from eqfuse.errors import BindError
 from eqfuse.operator.content import VISIBLE, Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.shapes import empty_outputs
 from eqfuse.operator.written import check_outputs, offer
+from eqfuse.terms.arguments import has_tangent
 from eqfuse.terms.interpreter import check_dense
 from eqfuse.terms.nodes import Load, children
 
+_OF_OPERATORS = (_functorch.TransformType.Vmap, _functorch.TransformType.Jvp)
+"""Transforms that have a rule for the operator alone."""
+
 
 def is_recorded(values: Mapping[str, Any]) -> bool:
-    """Whether torch records what is called now, or some tensor holds no numbers, or a batch of others."""
+    """Whether torch records what is called now, or some tensor holds no numbers, a batch of others, or a tangent."""
     tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
     return bool(tensors) and (is_recording() or any(map(_is_stand_in, tensors)))
 
@@ -35,7 +39,7 @@ def is_recorded(values: Mapping[str, Any]) -> bool:
 def _is_stand_in(tensor: torch.Tensor) -> bool:
     kind = type(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
-        return tensor.is_meta or _is_batched(tensor)
+        return tensor.is_meta or has_tangent(tensor) or _is_transformed(tensor)
     return _is_class_of_its_own(tensor)
 
 
@@ -45,12 +49,12 @@ def _is_class_of_its_own(tensor: torch.Tensor) -> bool:
     return own is not None and own is not torch.Tensor.__torch_dispatch__
 
 
-def _is_batched(tensor: torch.Tensor) -> bool:
-    """Whether some transform around is `torch.vmap`, and this tensor is under a transform."""
+def _is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether some transform around is `torch.vmap` or `torch.func.jvp`, and this tensor is under a transform."""
     if not _functorch.is_functorch_wrapped_tensor(tensor):
         return False
     levels = _functorch.get_interpreter_stack() or ()
-    return any(level.key() == _functorch.TransformType.Vmap for level in levels)
+    return any(level.key() in _OF_OPERATORS for level in levels)
 
 
 def recorded(content: str, values: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> Any:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from eqfuse.arguments import Arguments, Given
 from eqfuse.certification import Checks
 from eqfuse.devices import Target, place_of
-from eqfuse.differentiate.gradient import cotangent, real_outputs
+from eqfuse.differentiate.gradient import cotangents
 from eqfuse.errors import BindError, EqfuseError, VerificationError, did_you_mean
 from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
@@ -692,15 +692,15 @@ class _Differentiable(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
         sharded, program = ctx.sharded, ctx.sharded.kernel.program
-        real = real_outputs(program)
+        named = cotangents(program)
         wanted = [n for n, needed in zip(ctx.names, ctx.needs_input_grad[5:], strict=True) if needed]
         gradient = sharded.gradient(tuple(wanted))
         values = {**ctx.rest, **dict(zip(ctx.names, ctx.saved_tensors, strict=True))}
-        for output, value in zip(program.outputs, cotangents, strict=True):
-            if output.name in real:
-                values[cotangent(output.name)] = sharded._whole(output, value.contiguous(), ctx.place)
+        for output, value in zip(program.outputs, given, strict=True):
+            if output.name in named:
+                values[named[output.name]] = sharded._whole(output, value.contiguous(), ctx.place)
         read = {*Arguments(gradient.kernel.program).names}
         values = {name: value for name, value in values.items() if name in read}
         lengths = gradient._lengths_of(sharded, ctx.place.lengths)

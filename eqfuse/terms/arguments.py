@@ -32,12 +32,12 @@ def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
                 "give the batch an axis of the program, and call the kernel on the whole batch",
             )
         return (
-            "is under a transform of torch.func, of which a call of a kernel knows grad and vjp alone",
-            "use torch.func.grad or vjp of a call, or call the kernel outside of the transform",
+            "is under a transform of torch.func, which only a call of a kernel has rules for",
+            "transform a call of the kernel, or use it outside of the transform",
         )
     if has_tangent(tensor):
         return (
-            "has a tangent (forward-mode differentiation), and kernels have backward derivatives alone",
+            "has a tangent (forward-mode differentiation), and only a call of a kernel has a derivative",
             "pass the tensor's .detach(), or its primal: torch.autograd.forward_ad.unpack_dual(tensor).primal",
         )
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -48,14 +48,29 @@ def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
     return None
 
 
+_FUNCTIONALITY = torch._C.DispatchKey.AutogradFunctionality
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is under forward-mode differentiation."""
+    """Whether a tensor is under forward-mode differentiation, of the level that is entered here or by `torch.func.jvp` in a graph."""
     return (
-        forward_ad._current_level >= 0
+        (forward_ad._current_level >= 0 or is_transforming())
         and not torch.is_inference_mode_enabled()
         and tensor.is_floating_point()
-        and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+        and not _functorch.is_batchedtensor(tensor)
+        and not torch._C._dispatch_tls_is_dispatch_key_excluded(_FUNCTIONALITY)  # below autograd
+        and torch._VF._unpack_dual(tensor, level=0).tangent is not None
     )
+
+
+def without_tangent(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without the tangent that it may have."""
+    return torch._VF._unpack_dual(tensor, level=0).primal if has_tangent(tensor) else tensor
+
+
+def looking_at_tangents(does: bool) -> AbstractContextManager[None]:
+    """Inside, torch differentiates in forward mode, or does not."""
+    return forward_ad._set_fwd_grad_enabled(does)
 
 
 def wants_gradient(values: Mapping[str, Any]) -> bool:

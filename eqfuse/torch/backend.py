@@ -405,7 +405,7 @@ class Fusion:
         self, program: Program, values: Sequence[tuple[str, torch.Tensor]], device: Device
     ) -> float:
         """Predicted seconds of the gradient by all inputs. What it is compared with is twice the forward."""
-        from eqfuse.differentiate.gradient import cotangent, real_outputs
+        from eqfuse.differentiate.gradient import cotangents, real_outputs
 
         real = _real(values)
         # What is priced makes what the forward makes, and a sum for each gradient.
@@ -422,15 +422,14 @@ class Fusion:
         }
         found = extents(program, {name: tuple(value.shape) for name, value in made.items()}, {})
         dtype = values[0][1].dtype
-        cotangents = {
-            cotangent(output.name): torch.empty(
-                [found[axis] for axis in output.axes], dtype=dtype, device="meta"
-            )
+        named = cotangents(program)
+        above = {
+            named[output.name]: torch.empty([found[axis] for axis in output.axes], dtype=dtype, device="meta")
             for output in program.outputs
             if output.name in real_outputs(program)
         }
-        sizes = gradient_sizes(program, gradient, made, {}, real)
-        given = [*made.items(), *cotangents.items()]
+        sizes = gradient_sizes(program, gradient, made, {}, {named[name]: made[name].shape for name in real})
+        given = [*made.items(), *above.items()]
         return prices.fused(gradient, given, device, partial(_derived, source), sizes)
 
     def _compiled(self, candidate: Candidate) -> Kernel:

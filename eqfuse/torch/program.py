@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
-from eqfuse.terms.arguments import is_tracked
+from eqfuse.terms.arguments import has_tangent, is_tracked
 from eqfuse.threads import deep
 from eqfuse.torch.guards import Guard, equate_alike, guards_of
 from eqfuse.torch.operators.views import detached
@@ -74,7 +74,7 @@ class TorchProgram:
         for name, tensor in self._tensors.items():
             if name in self._text.inputs:
                 values[name] = tensor().clone() if name in self._changed else tensor()
-        if self._has_own and any(map(is_tracked, values.values())):
+        if self._has_own and any(is_tracked(each) or has_tangent(each) for each in values.values()):
             raise EqfuseError(
                 "it has a torch.autograd.Function inside, whose derivative is not that of what it computes",
                 hint="call it under torch.no_grad(), or write the function with detach: f(x) + (g(x) - f(x)).detach()",

@@ -231,13 +231,8 @@ def reserved() -> frozenset[str]:
 
 
 def input_name(word: str, taken: Sequence[str]) -> str:
-    """A name for an input, like what it is called in torch. No input has the name of the gradient of another, or of `out`."""
-    from eqfuse.differentiate.gradient import cotangent
-
+    """A name for an input, like what it is called in torch."""
     clean = "".join(letter if letter.isalnum() else "_" for letter in word).strip("_") or "x"
     if clean[0].isdigit():
         clean = f"x{clean}"
-    of_gradients = [cotangent(name) for name in (*taken, "out")]
-    while cotangent(clean) in taken:
-        clean = f"{clean}_in"
-    return Names((*taken, *of_gradients, *reserved(), *kwlist)).fresh(clean)
+    return Names((*taken, *reserved(), *kwlist)).fresh(clean)
