@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import eqfuse as eq
-from eqfuse import compiler, debug
+from eqfuse import compiler, logs
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.loops.plan import WAYS
 from eqfuse.terms.bounds import Beyond, longer_dimensions
@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if debug.level():
+        if logs.is_on("stages"):
             raise
         print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
-        print("this is a fault of eqfuse; with EQFUSE_DEBUG=1 it shows where", file=sys.stderr)
+        print("this is a fault of eqfuse; with EQFUSE_LOG=stages it shows where", file=sys.stderr)
         return 3
 
 

@@ -6,7 +6,7 @@
     once per loop nest   every stage against the source, in a finite field                           certification.certify
     once per plan        TileProgram --emit--> Triton                                                emit_triton
 
-`EQFUSE_DEBUG=1` to `6` prints what passes between the stages: debug.py says what at which level.
+`EQFUSE_LOG=all` writes what passes between the stages: logs.py has the names of its parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from eqfuse import debug, limits, results
+from eqfuse import limits, logs, results
 from eqfuse.certification import Checks, certify
 from eqfuse.compiled import Asked, Candidates, Compiled
 from eqfuse.derived import Derived, Timings, rewritten
@@ -81,10 +81,10 @@ def derive(
         else:
             program = _with_integers_of(program, made_of)
         check_indices(program, program_dtypes(program))
-    debug.show(2, "program", lambda: show_program(program))
+    logs.show("program", "program", lambda: show_program(program))
     with timings.stage("derive"):
         derived = rederived(program, timings)
-    debug.show(2, "rewritten", lambda: show_program(replace(program, outputs=derived.outputs)))
+    logs.show("program", "rewritten", lambda: show_program(replace(program, outputs=derived.outputs)))
     return derived
 
 
@@ -174,16 +174,16 @@ def pipeline(
     was rewritten to, and no limit stands in their way.
     """
     found, ready, tile, roles = planned(derived, Asked(extents, dtypes, device, prefer))
-    debug.show(4, "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
-    debug.show(4, "loops", lambda: show_nest(ready.nest))
-    debug.show(5, "tiles", lambda: show_tiles(tile))
+    logs.show("plan", "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
+    logs.show("plan", "loops", lambda: show_nest(ready.nest))
+    logs.show("tiles", "tiles", lambda: show_tiles(tile))
     if roles is not None:
-        debug.show(5, "roles", lambda: roles)
+        logs.show("tiles", "roles", lambda: roles)
 
     compiled = Compiled(found, ready, tile, dtypes, extents, device, roles, derived.views)
     if checks is not None:
         certificate = certify(derived, compiled, checks)
-        debug.show(6, "certificate", lambda: certificate)
+        logs.show("certificate", "certificate", lambda: certificate)
     return compiled
 
 
@@ -376,7 +376,7 @@ def emit_triton(derived: Derived, compiled: Compiled, name: str, recorded: str |
         sizes = {**shards, **program.lengths}
         kinds = compiled.tile, program, compiled.dtypes, plan.configs
         source = emit(*kinds, name=name, sizes=sizes, extents=compiled.extents, recorded=recorded)
-    debug.show(6, "Triton", lambda: source)
+    logs.show("source", "Triton", lambda: source)
     return source
 
 
@@ -390,7 +390,7 @@ def emit_gluon(derived: Derived, compiled: Compiled, name: str) -> str:
         sizes = {**{axis: plan.shards for axis, _ in compiled.chosen.nest.shards}, **program.lengths}
         kinds = compiled.roles, program, compiled.dtypes, plan.configs
         source = emit(*kinds, name=name, sizes=sizes, extents=compiled.extents)
-    debug.show(6, "Gluon", lambda: source)
+    logs.show("source", "Gluon", lambda: source)
     return source
 
 

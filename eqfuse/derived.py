@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
-from eqfuse import debug, results
+from eqfuse import logs, results
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.limits import OverLimit
 from eqfuse.loops.nodes import Nest
@@ -67,7 +67,7 @@ class Timings:
         finally:
             ms = 1e3 * (time.perf_counter() - start)
             self.ms[name] = self.ms.get(name, 0.0) + ms
-            debug.note(f"{name}: {ms:.1f} ms")
+            logs.note("stages", f"{name}: {ms:.1f} ms")
 
 
 @dataclass
@@ -190,7 +190,7 @@ class Derived:
                 group, report = self._merged(each)
             self.report.add(report)
             self.groups[each] = replace(group, prefix=each.prefix)
-            debug.show(3, f"merge over {each.axis}", lambda: MergeText((group,)))
+            logs.show("merge", f"merge over {each.axis}", lambda: MergeText((group,)))
         return self.groups[each]
 
     def _merged(self, each: AxisPass) -> tuple[Group, Report]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 PATIENCE = 2.0
 """Seconds after which work shows itself."""
@@ -24,7 +25,7 @@ DOING = {
 
 
 class _Here(threading.local):
-    depth: int = 0
+    line: _Line | None = None
 
 
 _here = _Here()
@@ -32,35 +33,68 @@ _here = _Here()
 
 @contextmanager
 def progress(stage: str) -> Iterator[None]:
-    """Shows what a stage does on standard error, if that is a terminal and the work takes longer than PATIENCE. Work
-    inside other work shows nothing of its own, nor does that of other threads: a terminal has one line for it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    is_shown = is_main and _here.depth == 0 and sys.stderr.isatty()
-    _here.depth += 1
+    """Shows what a stage does on standard error, if that is a terminal and the work takes longer than PATIENCE. Work inside
+    other work is shown behind it. Work of other threads is not: a terminal has one line."""
+    is_outermost = _here.line is None
+    if is_outermost:
+        is_main = threading.current_thread() is threading.main_thread()
+        _here.line = _Line(is_shown=is_main and sys.stderr.isatty())
+    line = _here.line
+    assert line is not None
     try:
-        with _shown(DOING.get(stage, stage)) if is_shown else nullcontext():
+        with line.inside(DOING.get(stage, stage)):
             yield
     finally:
-        _here.depth -= 1
+        if is_outermost:
+            line.end()
+            _here.line = None
 
 
-@contextmanager
-def _shown(text: str) -> Iterator[None]:
-    from rich.console import Console  # only a terminal needs it
-    from rich.status import Status
+@dataclass
+class _Line:
+    """The line of a terminal, from the outermost work to the innermost one; drawn by a thread once PATIENCE is over."""
 
-    status = Status(f"eqfuse: {text}", console=Console(stderr=True))
-    done = threading.Event()
+    is_shown: bool
+    parts: list[str] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+    _is_over: bool = False
 
-    def wait() -> None:
-        if not done.wait(PATIENCE):
-            with status:
-                done.wait()
+    @contextmanager
+    def inside(self, text: str) -> Iterator[None]:
+        with self._changed:
+            self.parts.append(text)
+            self._changed.notify()
+        if self.is_shown and self._thread is None:
+            self._thread = threading.Thread(target=self._draw, name="eqfuse progress", daemon=True)
+            self._thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.parts.pop()
+                self._changed.notify()
 
-    thread = threading.Thread(target=wait, name="eqfuse progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    def end(self) -> None:
+        """Takes the line away."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def text(self) -> str:
+        return f"eqfuse: {': '.join(self.parts)}"
+
+    def _draw(self) -> None:
+        from rich.console import Console  # only a terminal needs it
+        from rich.status import Status
+
+        with self._changed:
+            if self._changed.wait_for(lambda: self._is_over, PATIENCE):
+                return
+        with Status(self.text, console=Console(stderr=True)) as status, self._changed:
+            while not self._is_over:
+                status.update(self.text)
+                self._changed.wait()

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eqfuse import debug, limits
+from eqfuse import limits, logs
 from eqfuse.cache import entries, files, sources
 from eqfuse.cache.entries import Key
 from eqfuse.cache.files import Unfit, searched, write_whole
@@ -277,7 +277,7 @@ def kept(
     try:
         key = _key(subject)
     except Uncodable as why:
-        debug.note(f"{kind}: not kept: {why}")
+        logs.note("cache", f"{kind}: not kept: {why}")
         return make(), False
     if not again:
         try:
@@ -285,14 +285,14 @@ def kept(
             if content is not None:
                 return _value(kind, content), True
         except Unfit as why:
-            debug.note(f"{kind}: an entry is not used: {why}")
+            logs.note("cache", f"{kind}: an entry is not used: {why}")
     value = make()
     if limits.was_cut():
         return value, False
     try:
         _keep(kind, key, value)
     except (OSError, Uncodable) as why:
-        debug.note(f"{kind}: not kept: {why}")
+        logs.note("cache", f"{kind}: not kept: {why}")
     return value, False
 
 

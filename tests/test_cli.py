@@ -327,8 +327,8 @@ def test_a_fault_of_the_compiler_has_no_stack_trace(
     assert main(["emit", softmax]) == 3
     captured = capsys.readouterr()
     assert captured.err.startswith("internal error: ZeroDivisionError: by 0\n")
-    assert "Traceback" not in captured.err and "EQFUSE_DEBUG=1" in captured.err
-    monkeypatch.setenv("EQFUSE_DEBUG", "1")
+    assert "Traceback" not in captured.err and "EQFUSE_LOG=stages" in captured.err
+    monkeypatch.setenv("EQFUSE_LOG", "stages")
     with pytest.raises(ZeroDivisionError):
         main(["emit", softmax])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eqfuse import debug
+from eqfuse import logs
 from eqfuse.extract.machine import compiler
 from eqfuse.terms.nodes import Program
 from eqfuse.threads import undisturbed
@@ -53,7 +53,7 @@ class HostProgram:
             return found(tensors, scalars, extents, shards)
         if self._torch is None:
             program = self._torch = CpuProgram(self._tiles, self._source)
-            debug.show(6, "CPU source", lambda: program.text)
+            logs.show("source", "CPU source", lambda: program.text)
         return self._torch(tensors, scalars, extents, shards)
 
     def prepare(

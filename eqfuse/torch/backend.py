@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -22,7 +23,7 @@ from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx.passes.tools_common import legalize_graph
 
-from eqfuse import compiler, limits, results
+from eqfuse import compiler, limits, logs, results
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named, gpu_device
@@ -32,6 +33,7 @@ from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled, names_text
 from eqfuse.operator.derivative import gradient_sizes, untraced
 from eqfuse.operator.shapes import extents
+from eqfuse.progress import progress
 from eqfuse.terms.nodes import Program, reductions
 from eqfuse.terms.parser import parse
 from eqfuse.torch import outcome as reports
@@ -39,7 +41,7 @@ from eqfuse.torch import prices
 from eqfuse.torch.outcome import Entry
 from eqfuse.torch.regions import FREE, Finder, Region, hint, packet
 from eqfuse.torch.text import Text, text_of
-from eqfuse.torch.translate import Refused, Translation, reserved, user_line
+from eqfuse.torch.translate import Refused, Translation, of_module, reserved, user_line
 from eqfuse.torch.values import Value, Writer
 
 GAIN = 1.05
@@ -340,8 +342,14 @@ class Fusion:
         taken: set[fx.Node] = set()
         chosen: list[Chosen] = []
         finder = Finder(self.module.graph, taken)
+        places = {seed: place for place, seed in enumerate(finder.seeds(), 1)}
         for seed in finder.seeds():
-            found = self._best(finder.candidates(seed), seed)
+            what = f"reduction {places[seed]} of {len(places)}{of_module(seed)}"
+            start = time.perf_counter()
+            with progress(what):
+                found = self._best(finder.candidates(seed), seed)
+            seconds = time.perf_counter() - start
+            logs.note("regions", f"{what}, {seconds:.1f} s: {self.entries[-1]}")
             if found is not None:
                 region = found.candidate.region
                 taken.update(node for node in region.nodes if node not in region.copied)
@@ -389,12 +397,12 @@ class Fusion:
         places = {node: place for place, node in enumerate(region.inputs)}
         names = {name: places[node] for name, node in candidate.inputs}
 
-        def time() -> tuple[float, float]:
+        def timed() -> tuple[float, float]:
             return _timed(kernel or _kernel(source, self.options.native), alone, names)
 
         return Entry(
             self.number, region.name, user_line(seed), kernel is not None, why, source, candidate.seconds,
-            kernel=kernel, alone=alone, time=time,
+            kernel=kernel, alone=alone, time=timed,
         )  # fmt: skip
 
     def _wins(self, seconds: tuple[float, float]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -76,6 +77,13 @@ def name_of(node: fx.Node) -> str:
     """The operator of a node, as torch calls it."""
     target = node.target
     return str(target).removesuffix(".default") if isinstance(target, torch._ops.OpOverload) else str(target)
+
+
+def of_module(node: fx.Node) -> str:
+    """The module of the model that a node comes from, as `, layers.0.norm`; nothing where it is in none."""
+    found = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+    path = re.sub(r"^L\[[^]]*\]\.?", "", found[-1]) if found else ""
+    return f", {path}" if path else ""
 
 
 def user_line(node: fx.Node) -> str:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from eqfuse import debug
+from eqfuse import logs
 from eqfuse.cache.files import Unfit, cache_home, keep_whole, read_whole
 from eqfuse.extract.machine import cache_bytes, compiler, features, past_caches
 from eqfuse.tile.native.nodes import NotNative
@@ -132,16 +132,16 @@ def library_of(source: str, flags: tuple[str, ...] = (), headers: tuple[str, ...
             return load(kept)
     except OSError as why:
         path = None
-        debug.note(f"{KIND}: not kept: {why}")
+        logs.note("cache", f"{KIND}: not kept: {why}")
     except (Unfit, NotNative) as why:
-        debug.note(f"{KIND}: a library is not used: {why}")
+        logs.note("cache", f"{KIND}: a library is not used: {why}")
     code = _compiled(text, flags)
     found = load(code)
     if path is not None:
         try:
             keep_whole(path, code)
         except OSError as why:
-            debug.note(f"{KIND}: not kept: {why}")
+            logs.note("cache", f"{KIND}: not kept: {why}")
     return found
 
 

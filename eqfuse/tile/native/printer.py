@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
-from eqfuse import debug
+from eqfuse import logs
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.functions import CASTS, DRAWN
 from eqfuse.tile import nodes as ir
@@ -81,7 +81,7 @@ class _KernelPrinter(Frame):
         self._check()
         self.depth = 3
         loops = scheduled(self.tree)
-        debug.show(6, f"loops of {self.kernel.name}", lambda: show(self.kernel, loops))
+        logs.show("source", f"loops of {self.kernel.name}", lambda: show(self.kernel, loops))
         self._body(loops)
         body, self.lines = self.lines, []
         self.depth = 1
