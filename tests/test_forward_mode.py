@@ -345,3 +345,31 @@ def test_second_derivatives_of_a_recurrence_take_linear_time() -> None:
     assert not any(
         "," in line.partition("=")[0] for line in again.splitlines() if "[" in line.partition("=")[0]
     )
+
+
+def test_derivatives_are_those_of_differences() -> None:
+    """By torch's own checks, one by one and in batches of its older vmap, forward and backward."""
+    compiled = eq.compile("y[i] = sum[j](sin(x[i,j]) * s) * s", native="off")
+    given = X.clone().requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+    def call(x: T, s: T) -> T:
+        return compiled(x=x, s=s)
+
+    assert torch.autograd.gradcheck(
+        call, given, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
+    )
+    assert torch.autograd.gradgradcheck(call, given, check_fwd_over_rev=True, check_batched_grad=True)
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_jacobians_by_torch_autograd_functional(strategy: str) -> None:
+    compiled = eq.compile(WEIGHTED, native="off")
+    jacobian = partial(torch.autograd.functional.jacobian, vectorize=True, strategy=strategy)
+    same(jacobian(lambda x: compiled(x=x, v=V), X), jacobian(lambda x: (x.exp() * V).sum(1), X))
+
+
+def test_a_batch_of_batches_of_the_older_vmap() -> None:
+    from torch._vmap_internals import _vmap
+
+    compiled = eq.compile("y = sum[j](x[j] * z[j])", native="off")
+    same(_vmap(lambda a: _vmap(lambda b: compiled(x=a, z=b))(X))(X), X @ X.T)

@@ -258,6 +258,14 @@ def test_the_program_of_a_batch(source: str, names: tuple[str, ...], expected: s
     assert batched(source, names)[0] == expected
 
 
+def test_dimensions_of_a_batch_are_one_further() -> None:
+    x = torch.randn(5, 3, 4)
+    mirrored = eq.compile("j: axis[N(x, 1)]\ny[i,j] = x[i, N(j) - 1 - j]", native="off")
+    torch.testing.assert_close(torch.vmap(lambda each: mirrored(x=each))(x), x.flip(2))
+    counted = eq.compile("x: f32[i,j]\ny[i] = x[i,0] * N(x, 1)", native="off")
+    torch.testing.assert_close(torch.vmap(lambda each: counted(x=each))(x), x[:, :, 0] * 4)
+
+
 # -- fakes and records -----------------------------------------------------------------------------
 
 

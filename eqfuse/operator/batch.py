@@ -56,14 +56,16 @@ def _line(node: ast.stmt, axis: str, grown: Collection[str]) -> str:
             return f"{name}: {dtype}[{axis}]"
         case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if name in grown:
             return f"{name}: {ast.unparse(_Grow(axis, ()).indexed(annotation))}"
-        case ast.AnnAssign() | ast.Return():
+        case ast.AnnAssign(target=target, annotation=annotation):
+            return f"{ast.unparse(target)}: {ast.unparse(_Grow(axis, grown).visit(annotation))}"
+        case ast.Return():
             return ast.unparse(node)
         case _:
             return ast.unparse(_Grow(axis, grown).visit(node))
 
 
 class _Grow(ast.NodeTransformer):
-    """Puts an axis in front of the indices of names."""
+    """Puts an axis in front of the indices of names, and of their dimensions."""
 
     def __init__(self, axis: str, names: Collection[str]) -> None:
         self.axis, self.names = axis, names
@@ -79,6 +81,12 @@ class _Grow(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if isinstance(node.value, ast.Name) and node.value.id in self.names:
             return self.indexed(ast.Subscript(node.value, self.visit(node.slice), node.ctx))
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node:
+            case ast.Call(ast.Name("N"), [ast.Name(name) as of, ast.Constant(int(k))]) if name in self.names:
+                return ast.Call(node.func, [of, ast.Constant(k + 1)], [])
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -108,6 +116,44 @@ def rule(
     moved = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims[2], strict=True)]
     made = operator_of(wider.content)(wider.content, names, moved, integers, reals)
     return list(made), [0 if is_grown else None for is_grown in has]
+
+
+def of_older_vmap(
+    content: str,
+    names: str,
+    tensors: Sequence[torch.Tensor],
+    integers: Sequence[Any] = (),
+    reals: Sequence[Any] = (),
+) -> list[torch.Tensor]:
+    """The same for the vmap that `torch.autograd.functional` has with `vectorize=True`, and `gradcheck` for batched gradients."""
+    level = torch._C._vmapmode_decrement_nesting() + 1  # those outside of it are left to batches of batches
+    try:
+        return _of_older_vmap(level, content, names, tensors, integers, reals)
+    finally:
+        torch._C._vmapmode_increment_nesting()
+
+
+def _of_older_vmap(
+    level: int,
+    content: str,
+    names: str,
+    tensors: Sequence[torch.Tensor],
+    integers: Sequence[Any],
+    reals: Sequence[Any],
+) -> list[torch.Tensor]:
+    first = [
+        torch._remove_batch_dim(tensor, level, 1, 0) for tensor in tensors
+    ]  # of others one dimension more
+    dims = tuple(
+        0 if tensor.dim() == each.dim() - 1 and len(each) != 1 else None
+        for tensor, each in zip(tensors, first, strict=True)
+    )
+    plain = [each if dim == 0 else each.squeeze(0) for each, dim in zip(first, dims, strict=True)]
+    made, has = rule(None, (None, None, dims), content, names, plain, integers, reals)
+    return [
+        each if dim is None else torch._add_batch_dim(each, 0, level)
+        for each, dim in zip(made, has, strict=True)
+    ]
 
 
 def _inputs(program: Program) -> set[str]:

@@ -22,7 +22,7 @@ from eqfuse.errors import BindError
 from eqfuse.operator.content import VISIBLE, Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.shapes import empty_outputs
 from eqfuse.operator.written import check_outputs, offer
-from eqfuse.terms.arguments import has_tangent
+from eqfuse.terms.arguments import has_tangent, is_batched_by_older_vmap
 from eqfuse.terms.interpreter import check_dense
 from eqfuse.terms.nodes import Load, children
 
@@ -39,7 +39,8 @@ def is_recorded(values: Mapping[str, Any]) -> bool:
 def _is_stand_in(tensor: torch.Tensor) -> bool:
     kind = type(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
-        return tensor.is_meta or has_tangent(tensor) or _is_transformed(tensor)
+        is_batched = is_batched_by_older_vmap(tensor)
+        return tensor.is_meta or is_batched or has_tangent(tensor) or _is_transformed(tensor)
     return _is_class_of_its_own(tensor)
 
 

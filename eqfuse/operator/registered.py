@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from eqfuse.operator.batch import rule
+from eqfuse.operator.batch import of_older_vmap, rule
 from eqfuse.operator.content import Make, set_make
 from eqfuse.operator.derivative import recorded
 from eqfuse.operator.library import opened, run, shaped
@@ -16,6 +16,8 @@ from eqfuse.operator.library import opened, run, shaped
 SCHEMA = "(str kernel, str names, Tensor[] tensors, SymInt[] integers=[], float[] reals=[]) -> Tensor[]"
 """The numbers have defaults: torch converts no list that is not given, which is an eighth of what a call takes."""
 NAMES = ("call", "visible")
+
+OF_KEYS = (("CPU", run), ("CUDA", run), ("Autograd", recorded), ("Batched", of_older_vmap))
 
 _registered: list[object] = []
 """torch forgets what is registered with a library that nobody holds."""
@@ -28,7 +30,7 @@ def register_operator(make: Make) -> None:
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     for name in NAMES:
         library.define(name + SCHEMA, tags=tags)  # type: ignore[no-untyped-call]
-        for key, implementation in (("CPU", run), ("CUDA", run), ("Autograd", recorded)):
+        for key, implementation in OF_KEYS:
             library.impl(name, implementation, key)  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"eqfuse::{name}", shaped, lib=library)
         torch.library.register_vmap(f"eqfuse::{name}", rule, lib=library)

@@ -25,8 +25,9 @@ def detached(name: str, tensor: torch.Tensor, source: str = "") -> torch.Tensor:
 
 def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
     """What would be lost, and what to do; None where nothing would."""
-    if _functorch.is_functorch_wrapped_tensor(tensor):
-        if _functorch.is_batchedtensor(tensor):
+    is_batched = is_batched_by_older_vmap(tensor)
+    if is_batched or _functorch.is_functorch_wrapped_tensor(tensor):
+        if is_batched or _functorch.is_batchedtensor(tensor):
             return (
                 "is batched by torch.vmap, and kernels have no batching rule",
                 "give the batch an axis of the program, and call the kernel on the whole batch",
@@ -46,6 +47,14 @@ def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
             "call it under torch.no_grad() or torch.inference_mode(), or pass the tensor's .detach()",
         )
     return None
+
+
+_BATCHED = torch._C._dispatch_key_parse("Batched")
+
+
+def is_batched_by_older_vmap(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a batch of the vmap that `torch.autograd.functional` has with `vectorize=True`."""
+    return torch._C._dispatch_keys(tensor).has(_BATCHED)
 
 
 _FUNCTIONALITY = torch._C.DispatchKey.AutogradFunctionality
