@@ -189,3 +189,30 @@ def test_a_sum_that_a_product_adds_to_begins_before_the_loop_over_its_axis() -> 
         isinstance(node, Loop) and node.axis == "p" for node in body[at:]
     )
     assert total not in {item.value.name for item in items_in(body) if isinstance(item, Define)}
+
+
+ROTARY = """
+p: axis[2]
+other[b,s,c,p] = where(p == 0, -x[b,s,c,1], x[b,s,c,0])
+y[b,s,c,p] = x[b,s,c,p] * cos[s,c] + other[b,s,c,p] * sin[s,c]
+return y
+"""
+
+
+def test_loops_are_shared_by_what_is_computed_again() -> None:
+    """The angles are not of the axis of pairs, around which the loop of vectors stands: read again, they wait for nothing."""
+    found = heads(ROTARY, x=torch.randn(2, 64, 64, 2), cos=torch.randn(64, 64), sin=torch.randn(64, 64))
+    assert sum("vectors" in line for line in found) == 1
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4, 5])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 40, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_neighbours_that_lie_apart(pairs: int, length: int, dtype: torch.dtype) -> None:
+    """Strided reads under a mask of another axis, and strided writes: nothing between them is touched."""
+    source = f"p: axis[{pairs}]\ny[c,p] = where(p == 0, -x[c,1], x[c,0]) + w[c]"
+    x, w = torch.randn(length, pairs).to(dtype), torch.randn(length).to(dtype)
+    compared(both(eq.compile(source, verify=False), {"x": x, "w": w}))
+    out = eq.compile(source, native="wait")(x=x, w=w)
+    expected = torch.stack([-x[:, 1], *[x[:, 0]] * (pairs - 1)], 1) + w[:, None]
+    torch.testing.assert_close(out, expected)

@@ -113,7 +113,7 @@ class Tensors(Context):
         reads: bool,
     ) -> tuple[str, str] | None:
         """A pointer and the step of its lanes; None where lanes have no step, or their positions are checked. A mask and a position
-        that all lanes share are looked at once where neighbours are read: outside, zeros are read."""
+        that all lanes share are looked at once where it `reads`: outside, zeros are read."""
         steps = [self._steps(at, vector.axis) for at in index]
         if any(step is None for step in steps):
             return None
@@ -122,16 +122,17 @@ class Tensors(Context):
         place = f"{self._tensor(tensor)} + {' + '.join(texts) or '0'}"
         moving = [k for k, (_, step) in enumerate(known) if step != "0"]
         near = len(moving) == 1 and known[moving[0]][1] == "1" and (tensor, moving[0]) in self.interface.unit
+        step = " + ".join(f"{known[k][1]} * {self._stride(tensor, k)}" for k in moving) or "0"
         if not checked and mask is None:
-            step = " + ".join(f"{known[k][1]} * {self._stride(tensor, k)}" for k in moving) or "0"
             return place, "1" if near else f"({step})"
-        if not reads or not near or moving[0] in checked:
+        if not reads or set(moving) & set(checked):
             return None
         there = self.names.fresh("there")
         self.emit(f"bool {there} = {'true' if mask is None else self._scalar(mask)};")
         for k in checked:
             self._note_outside(there, known[k][0], tensor, k)
-        return f"({there} ? {place} : ({ELEMENTS[self._dtype(tensor)]}*)absent)", "1"
+        place = f"({there} ? {place} : ({ELEMENTS[self._dtype(tensor)]}*)absent)"
+        return place, "1" if near else f"({there} ? {step} : 0)"
 
     def _load(self, value: ir.Value, op: ir.LoadTile, wide: bool) -> str:
         dtype, vector = self._dtype(op.tensor), self._vector

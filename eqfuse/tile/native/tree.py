@@ -107,9 +107,9 @@ class Tree:
             if self._is_sibling(item, scope):
                 return
         dims = sorted(item.dims, key=self.depth.__getitem__)
-        path, body = self._loops(dims, self._reads(item), scope)
+        path, body = self._loops(dims, self._waits(item, dims, scope), scope)
         item = self._with_reads(item, path, body, scope)
-        body.append(Leaf(item))
+        body.insert(self._first(item, path, body, scope), Leaf(item))
         if isinstance(item, Define):
             self._register(item, path, scope)
 
@@ -157,6 +157,34 @@ class Tree:
         if isinstance(item, Define) and isinstance(item.op, ir.Dot):
             return tuple(read for v in operands(item.op) for read in self._read_of(v, item))
         return _all_reads(item)
+
+    def _first(self, item: Define | Put, path: Path, body: Sequence[Node], scope: Scope) -> int:
+        """Where in a body an item stands: behind what it reads, so that what reads it may share the loops behind it. Stores and
+        reductions stand behind all that is there."""
+        if isinstance(item, Put) or not isinstance(item.op, ir.Elementwise | ir.Cast | ir.Positions | ir.Constant):
+            return len(body)
+        first = 0
+        for read in operands(item.op):
+            for name, leaf in self._leaves(read, scope):
+                if leaf[: len(path)] == path:
+                    first = max(first, _index(body, leaf[len(path)] if len(leaf) > len(path) else None, name) + 1)
+        return first if any(isinstance(node, Loop) for node in body[first:]) else len(body)
+
+    def _waits(self, item: Define | Put, dims: Sequence[str], scope: Scope) -> Iterable[ir.Value]:
+        """The values that have to be there before an item: what will be computed again inside its loops is made of others."""
+        reads = self._reads(item)
+        if isinstance(item, Define) and isinstance(item.op, ir.Dot | ir.RankTile | ir.MergeTile):
+            return reads
+        return [value for read in reads for value in self._behind(read, dims, scope)]
+
+    def _behind(self, value: ir.Value, dims: Sequence[str], scope: Scope) -> Iterable[ir.Value]:
+        """A value, or what it is made of where it is in no register inside loops over these dims and cheap to compute again."""
+        own = sorted(value.dims, key=self.depth.__getitem__)
+        is_around = list(dims[: len(own)]) == own
+        if is_around or value.name in self.memory or self._again(value, (), [], scope) > AGAIN:
+            return (value,)
+        made_of = operands(self.defined[value.name].op)
+        return [part for operand in made_of for part in self._behind(operand, dims, scope)]
 
     def _read_of(self, value: ir.Value, item: Define) -> tuple[ir.Value, ...]:
         """What a matrix product waits for of an operand: of a plain tile of a tensor where it begins."""

@@ -413,6 +413,21 @@ INLINE F gather_f32(const float* p, i64 step, int) {
   if (step > (1 << 26) || step < -(1 << 26)) return gather_f32(p, step, (i64)LANES);
   return (F)__builtin_ia32_gathersiv16sf(F{}, p, lanes() * (int)step, (u16)-1, 4);
 }
+// What lies between is left as it is.
+template <int step> INLINE void put_apart(float* p, F v) {
+  for (int k = 0; k < step; k++) {
+    I at = lanes() + k * LANES, own = at / step;
+    u16 mine = 0;
+    for (int lane = 0; lane < LANES; lane++) mine |= ((k * LANES + lane) % step == 0) << lane;
+    __builtin_ia32_storeups512_mask(p + k * LANES, __builtin_shuffle(v, own), mine);
+  }
+}
+INLINE void scatter_f32(float* p, F v, i64 step, int) {
+  if (step == 2) return put_apart<2>(p, v);
+  if (step == 3) return put_apart<3>(p, v);
+  if (step == 4) return put_apart<4>(p, v);
+  scatter_f32(p, v, step, (i64)LANES);
+}
 #endif
 
 // The value of a written cast: rounded to a narrower dtype, in float32.
