@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured=options.measured,
         threads=options.threads,
         places=options.places,
+        folder=options.folder,
     )
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     try:
@@ -61,16 +62,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, sweep, opinfo, scales, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
+        help="workloads, compile, emit, explain, verify, errors, sweep, opinfo, kernelbench, scales, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
         "mutants, attention, reductions, gluon, algebra, scans, chunks, shard, link, lengths, gallery or cpu",
     )
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="kernelbench: its checkout")
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     parser.add_argument("--small", action="store_true", help="only the small sizes")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument(
         "--output", type=writable, metavar="FILE.json", help="default: bench/results/NAME.json"
     )
-    parser.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
+    parser.add_argument(
+        "--no-torch-compile", action="store_true", help="cpu, kernelbench: leave torch.compile out"
+    )
     parser.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
     parser.add_argument(
         "--examples",
@@ -92,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="workloads, fuzz, pairs, scales, sweep, opinfo, mutants: processes at once (default: one for each core that this one may use)",
+        help="workloads, fuzz, pairs, scales, sweep, opinfo, kernelbench, mutants: processes at once (default: one for each core that this one may use)",
     )
     parser.add_argument(
         "--places",
@@ -114,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--native",
         action="store_true",
-        help="fuzz: on the CPU, run compiled C++ as well; opinfo: run kernels",
+        help="fuzz: on the CPU, run compiled C++ as well; opinfo, kernelbench: run kernels",
     )
     parser.add_argument(
         "--measured",

@@ -17,7 +17,7 @@ import time
 import unittest
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -105,11 +105,21 @@ def verdict(op: Any, sample: Any, native: bool) -> tuple[str, str]:
         wanted = fn(*(tensor.clone() for tensor in given))
     except Exception:  # noqa: BLE001 - torch refuses its own sample
         return "", ""
+    return judged(lambda: program_of(fn, given, native)(*given), wanted, native)
+
+
+def program_of(fn: Any, given: Sequence[Any], native: bool) -> eq.torch.TorchProgram:
+    """The program of a function, whose calls run the kernel, or with `native=False` what its text means."""
+    program = eq.from_torch(fn, *given, native="off")
+    if not native:
+        program._kernel.append(Reference(program.source))  # type: ignore[arg-type]
+    return program
+
+
+def judged(compute: Callable[[], Any], wanted: Any, native: bool) -> tuple[str, str]:
+    """What became of results that a program computes, and why."""
     try:
-        program = eq.from_torch(fn, *given, native="off")
-        if not native:
-            program._kernel.append(Reference(program.source))  # type: ignore[arg-type]
-        found = program(*given)
+        found = compute()
     except EqfuseError as error:
         return "refused", one_line(error)
     except TimeoutError:

@@ -27,7 +27,7 @@ class Options:
     """What the command line asked for. `only` selects workloads as `workloads.select` does; `examples`,
     `seed`, `seconds`, `jobs` and `native` are of random programs, `measured` is the file of what a GPU elsewhere measured,
     `places` are those of a program where each mutant is made, `threads` the numbers of threads of `cpu`, empty for
-    all cores and one; `resume` keeps what is in the output already."""
+    all cores and one, `folder` a checkout of what is measured; `resume` keeps what is in the output already."""
 
     only: str | None = None
     device: str = "cpu"
@@ -43,6 +43,7 @@ class Options:
     native: bool = False
     measured: Path | None = None
     threads: tuple[int, ...] = ()
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)

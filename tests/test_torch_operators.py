@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import eqfuse as eq
+from bench.kernelbench_report import Problem, explore, made
 from bench.opinfo_report import Reference, verdict
 
 
@@ -160,3 +162,41 @@ def test_samples_are_judged() -> None:
     }
     for wanted, fn in ops.items():
         assert verdict(SimpleNamespace(op=fn), given, native=False)[0] == wanted
+
+
+PROBLEM = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        WRONG
+        return self.norm(x).sum(1)
+
+rows, width = 4096, 512
+
+def get_inputs():
+    return [torch.rand(rows, width)]
+
+def get_init_inputs():
+    return [width]
+"""
+
+
+def test_problems_are_judged(tmp_path: Path) -> None:
+    """The rows of `bench kernelbench`, with buffers that a model changes."""
+    texts = {
+        "right": "pass",
+        "refused": "x = x * torch.rand(1)",
+        "wrong": "x = x if torch.compiler.is_exporting() else 2 * x",
+    }
+    for place, (wanted, text) in enumerate(texts.items()):
+        file = tmp_path / f"{place}_{wanted}.py"
+        file.write_text(PROBLEM.replace("WRONG", text))
+        model, (x,) = made(file)
+        assert x.shape == (32, model.norm.num_features) == (32, 16)
+        rows = explore(Problem(file, native=False, compiles=wanted == "right"))
+        assert [row["program"] for row in rows] == [wanted] * 2
