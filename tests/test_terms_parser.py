@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eqfuse.errors import BudgetError, ParseError
+from eqfuse.errors import BudgetError, EqfuseError, ParseError
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Reduce, Scalar, Size, Tensor, call, reductions
 from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import show, show_program
@@ -186,6 +186,16 @@ def test_a_mean_counts_its_own_axis() -> None:
     assert show(found.outputs[0].expr) == "x[i, k + 1] - sum[m](x[i, m]) / N(m)"
     shifted = parse("c[i,m] = x[i,m] - mean[m](x[i,m])\ny[i,m] = where(m > 0, c[i, m - 1], 0)\nreturn y")
     assert show(shifted.outputs[0].expr) == "where(m > 0, x[i, m - 1] - sum[m](x[i, m]) / N(m), 0)"
+
+
+def test_a_mean_counts_all_of_its_own_axes() -> None:
+    several = "m[i] = sum[k,l](x[i,k,l]) / (N(k) * N(l) - 1)\nc[i,l] = m[i] + x[i,0,l]\ny[i,p] = c[i, p + 1]\nreturn y"
+    counted = "sum[k, l](x[i, k, l]) / (N(k) * N(l) - 1)"
+    assert show(parse(several).outputs[0].expr) == f"{counted} + x[i, 0, p + 1]"
+    captured = several.replace("y[i,p] = c[i, p + 1]", "y[i,k] = c[i, k + 1]")
+    assert show(parse(captured).outputs[0].expr) == f"{counted} + x[i, 0, k + 1]"
+    with pytest.raises(EqfuseError, match=r"N\(l\) in 'c' has no meaning"):
+        parse(several.replace("m[i] +", "N(l) +"))
 
 
 def test_sizes_follow_a_renamed_or_replaced_axis() -> None:

@@ -51,6 +51,10 @@ CASES = {
     "conv1d, groups of a weight that is given": Case(
         lambda x, w, b: F.conv1d(x, w, b, groups=2), ((2, 4, 11), (6, 2, 3), (6,)), ((1, 4, 7),)
     ),
+    "windows of normalised ones": Case(
+        lambda x, w: F.avg_pool2d(F.conv2d(F.batch_norm(x, None, None, training=True).relu(), w), 2),
+        (IMAGE, (4, 3, 1, 1)), (LONGER,),
+    ),
     "depthwise": Case(lambda x, w: F.conv2d(x, w, groups=3), (IMAGE, (3, 1, 3, 3)), (LONGER,)),
     "max_pool2d": Case(lambda x: F.max_pool2d(x, 2), (IMAGE,), (LONGER,)),
     "max_pool2d, positions": Case(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), (IMAGE,)),

@@ -13,11 +13,13 @@ from eqfuse.terms.nodes import (
     Expr,
     Program,
     Reduce,
+    Scalar,
     Size,
     call,
     children,
     free_axes,
     rebuild,
+    replaced,
     walk,
 )
 
@@ -85,11 +87,11 @@ class Inliner:
                         return Size(to)
                     case _:
                         raise SizeOfComputedIndex(axis)
-            case Call("div", (Reduce(_, axis) as total, Size(counted))) if (
-                axis == counted and not isinstance(mapping.get(axis, Axis(axis)), Axis)
-            ):  # a mean counts the positions of its own axis, whatever is put for one of that name outside of it
+            case Call("div", (Reduce() as total, count)) if _counts(total, count, mapping):
+                # a mean counts the positions of its own axes, whatever is put for ones of that name outside of it
                 made = self._replace(total, mapping, memo)
-                return call("div", made, Size(made.axis if isinstance(made, Reduce) else axis))
+                own = zip(_nested(total), _nested(made), strict=False)
+                return call("div", made, replaced(count, {Size(axis): Size(to) for axis, to in own}))
             case _ if (ranks := ranks_of(expr)) is not None and not self._is_list(expr, ranks, mapping):
                 return self._read_at(expr, ranks, mapping, memo)
             case Reduce(op, axis, body):
@@ -159,6 +161,24 @@ class Inliner:
             number += 1
         self.domains[name] = base
         return name
+
+
+def _nested(total: Expr) -> tuple[str, ...]:
+    """The axes of reductions that are nested in each other, the outermost first."""
+    found: list[str] = []
+    while isinstance(total, Reduce):
+        found.append(total.axis)
+        total = total.body
+    return tuple(found)
+
+
+def _counts(total: Reduce, count: Expr, mapping: Mapping[str, Expr]) -> bool:
+    """Whether a number is made of extents of axes of a reduction alone, for some of which there are computed indices outside."""
+    if not all(isinstance(node, Size | Const | Call | Scalar) for node in walk(count)):
+        return False
+    sizes = {node.axis for node in walk(count) if isinstance(node, Size)}
+    is_computed = any(not isinstance(mapping.get(axis, Axis(axis)), Axis) for axis in sizes)
+    return is_computed and sizes.issubset(_nested(total))
 
 
 def check_written_size(program: Program) -> None:
