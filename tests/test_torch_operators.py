@@ -31,6 +31,23 @@ WITH_NAN = torch.where(r(4, 5) > 1, torch.nan, r(4, 5))
 SORTED = r(6).sort().values
 INDEX = n(0, 3, 2, 4)
 
+
+def diagonals(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone().fill_diagonal_(2)
+    y.diagonal(1).mul_(3)
+    y.diagonal(-2)[:] = x[0, :3]
+    return y
+
+
+def bags(index: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
+    """Of which the last has nothing but what is left out."""
+    padded = torch.cat([index, torch.full((1, index.shape[1]), 2)])
+    modes = ("sum", "mean", "max")
+    return [
+        F.embedding_bag(padded, rows, mode=mode, padding_idx=given) for mode in modes for given in (None, 2)
+    ]
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "round to 2 digits": (lambda x: torch.round(x, decimals=2), (r(3, 4),)),
     "round to hundreds": (lambda x: torch.round(1000 * x, decimals=-2), (r(3, 4),)),
@@ -86,6 +103,20 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "median of integers": (lambda x: x.median(0).values, (n(0, 9, 6, 3),)),
     "kthvalue": (lambda x: tuple(x.kthvalue(2, 0)), (r(5, 3),)),
     "histc": (lambda x: torch.histc(x, 4, -1, 1), (torch.tensor([-1.0, 1.0, 0.2, -3.0, 0.9, -0.5]),)),
+    "histc of what there is": (lambda x: (torch.histc(x, 4), torch.histc(x[:1], 3), torch.histc(x, 3, 2, 2)), (r(9),)),
+    "quantiles": (lambda x: (x.quantile(0.3, 1), x.quantile(1.0, 0, keepdim=True), x.quantile(0.5, keepdim=True)), (WITH_NAN,)),
+    "diagonals that are written": (diagonals, (r(5, 4),)),
+    "other diagonals": (lambda x, y: torch.diagonal_scatter(x, y, 1, 2, 0), (r(4, 3, 5), r(3, 3))),
+    "bags of rows": (bags, (n(0, 4, 3, 5), r(4, 2))),
+    "bags of weighted rows": (
+        lambda i, x, w: F.embedding_bag(i, x, per_sample_weights=w, mode="sum"), (n(0, 4, 3, 5), r(4, 2), r(3, 5))
+    ),
+    "likelihoods": (
+        lambda x, y, v: (F.gaussian_nll_loss(x, y, v, full=True), F.gaussian_nll_loss(x, y, v[:, 0], reduction="none")),
+        (r(3, 4), r(4, 3).T, r(3, 4).square()),
+    ),
+    "slopes in the middle": (lambda x: F.rrelu(x, 0.1, 0.5), (r(3, 4),)),
+    "ldexp": (torch.ldexp, (r(4), n(-3, 4, 4))),
     "cdist": (lambda x, y: (torch.cdist(x, y), torch.cdist(x, y, p=1), torch.cdist(x, y, p=math.inf)), (r(2, 3, 4), r(2, 5, 4))),
     "topk of a number": (lambda x: tuple(x.topk(1)), (r(),)),
     "nearest": (lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, (3, 7))), (r(1, 2, 4, 5),)),

@@ -6,6 +6,7 @@ import contextlib
 import io
 import linecache
 import logging
+import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from eqfuse.errors import BindError, EqfuseError
@@ -27,11 +29,12 @@ from eqfuse.operator.content import compiled
 from eqfuse.terms.arguments import has_tangent, is_tracked
 from eqfuse.threads import deep
 from eqfuse.torch.guards import Guard, equate_alike, guards_of
+from eqfuse.torch.operators.table import Unsupported
 from eqfuse.torch.operators.views import detached
 from eqfuse.torch.positions import Size, is_real_size
 from eqfuse.torch.stops import Seen, with_detached_blocks
 from eqfuse.torch.text import Text, text_of
-from eqfuse.torch.translate import Refused, Translation, input_name, reserved, shape_of, size_of
+from eqfuse.torch.translate import LEAVE_IT, Refused, Translation, input_name, reserved, shape_of, size_of
 from eqfuse.torch.values import Value, Writer
 
 Compile = Callable[..., Kernel]
@@ -273,6 +276,13 @@ def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[st
                 return with_detached_blocks(exported).run_decompositions(decompositions()), seen.own
     except EqfuseError:
         raise
+    except Unsupported as why:
+        raise EqfuseError(f"{why}{_place(why)}", hint=LEAVE_IT) from None
+    except GuardOnDataDependentSymNode as error:
+        raise EqfuseError(
+            f"torch cannot export it: it asks what number a tensor holds{_place(error)}",
+            hint="choose by torch.where, and give sizes as numbers: F.one_hot(x, 5), not F.one_hot(x)",
+        ) from error
     except Exception as error:
         line = str(error).strip().splitlines()
         raise EqfuseError(
@@ -339,17 +349,109 @@ def bilinear(
     return found if bias is None else found + bias
 
 
+def embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.embedding_bag` of bags that are equally long, as a reduction of an embedding."""
+    if input.dim() != 2 or max_norm is not None:
+        raise EqfuseError(
+            "embedding_bag with offsets or max_norm",
+            hint="pass bags as the rows of a matrix, with a padding_idx",
+        )
+    rows = torch.nn.functional.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if padding_idx is None:
+        return rows.sum(1) if mode == "sum" else rows.mean(1) if mode == "mean" else rows.amax(1)
+    kept = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
+    count = kept.sum(1)
+    if mode == "max":
+        return torch.where(count > 0, torch.where(kept, rows, -math.inf).amax(1), 0.0)
+    total = torch.where(kept, rows, 0.0).sum(1)
+    return total if mode == "sum" else total / count.clamp(min=1)
+
+
+def fill_diagonal(input: torch.Tensor, fill_value: Any, wrap: bool = False) -> torch.Tensor:
+    """`Tensor.fill_diagonal_` of a matrix."""
+    if wrap or input.dim() != 2:
+        raise Unsupported("fill_diagonal_ with wrap, or of more than two dimensions")
+    input.diagonal().fill_(fill_value)
+    return input
+
+
+def gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """`torch.nn.functional.gaussian_nll_loss`, without its look at the numbers of the variance."""
+    given = torch.as_tensor(var, dtype=input.dtype)
+    if given.dim() and given.dim() == input.dim() - 1:
+        given = given.unsqueeze(-1)
+    held = given + (given.clamp(min=eps) - given).detach()
+    each = 0.5 * (held.log() + (input - target) ** 2 / held)
+    each = each + 0.5 * math.log(2 * math.pi) if full else each
+    return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+
+
+def quantile(
+    input: torch.Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> torch.Tensor:
+    """`torch.quantile` for a number `q`: between two sorted numbers, or NaN where there is any."""
+    if not isinstance(q, int | float) or not 0 <= q <= 1 or interpolation != "linear":
+        raise Unsupported("quantile of more than one number, or with another interpolation than linear")
+    x, along = (input.flatten(), 0) if dim is None else (input, dim)
+    last = int(x.shape[along]) - 1
+    rank = min(int(q * last), last)
+    ordered, part = x.sort(along).values, q * last - rank
+    found = ordered.narrow(along, rank, 1)
+    if part:
+        found = found + (ordered.narrow(along, rank + 1, 1) - found) * part
+    found = torch.where(x.isnan().any(along, keepdim=True), math.nan, found)
+    if dim is None and keepdim:
+        return found.reshape([1] * input.dim())
+    return found if keepdim else found.squeeze(along)
+
+
+def multilabel_margin_loss(*_: Any, **__: Any) -> Any:
+    raise Unsupported("multilabel_margin_loss, which torch decomposes into another function")
+
+
 INSTEAD: Mapping[Any, Callable[..., Any]] = {
     torch.cov: covariance,
     torch.Tensor.cov: covariance,
     torch.corrcoef: correlation,
     torch.Tensor.corrcoef: correlation,
     torch.max_pool1d: max_pool1d,
+    torch.quantile: quantile,
+    torch.Tensor.quantile: quantile,
+    torch.Tensor.fill_diagonal_: fill_diagonal,
+    torch.nn.functional.embedding_bag: embedding_bag,
+    torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
     torch.nn.functional.bilinear: bilinear,
     torch.nn.functional.max_pool1d: max_pool1d,
+    torch.nn.functional.multilabel_margin_loss: multilabel_margin_loss,
     torch.nn.functional.max_pool1d_with_indices: partial(max_pool1d, return_indices=True),
 }
-"""Functions that torch cannot export, and the same in its other functions."""
+"""Functions that torch cannot export, or decomposes into less plain ones, and the same in its other functions."""
 
 
 def _place(error: BaseException) -> str:

@@ -56,6 +56,11 @@ WRAPPING = frozenset(
 """Operators that compute modulo powers of two where their result is a narrow integer."""
 
 
+LEAVE_IT = (
+    "leave it outside of the function, or write it with operators that have an entry in docs/pytorch.md"
+)
+
+
 @dataclass(frozen=True)
 class Refused(Exception):
     """A node of a graph that is not translated, and why."""
@@ -69,7 +74,7 @@ class Refused(Exception):
         where = f"\n    {line}" if line else ""
         return EqfuseError(
             f"{name_of(self.node)} is not expressible: {self.why}{where}",
-            hint="leave it outside of the function, or write it with operators that have an entry in docs/pytorch.md",
+            hint=LEAVE_IT,
         )
 
 
@@ -163,22 +168,24 @@ class Translation:
         if getattr(node.target, "__name__", "") == "getitem":
             of, place = node.args
             return self.made[of][place]  # type: ignore[index]
+        if node.target is torch.ops.aten._local_scalar_dense.default:
+            raise Unsupported("a number that is taken out of a tensor (keep it a tensor, without .item())")
         if isinstance(value, torch.SymInt | torch.SymFloat | int | float) and not isinstance(value, bool):
             return size_of(value)
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Unsupported("it is no operator of ATen")
         packet = str(node.target.overloadpacket)
-        if packet not in TABLE:
-            raise Unsupported("eqfuse has no translation of it")
         values = value if isinstance(value, tuple | list) else (value,)
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
+        if any(each.dtype.is_complex for each in tensors):
+            raise Unsupported("complex numbers")
+        if packet not in TABLE:
+            raise Unsupported(_why_untranslated(packet.removeprefix("aten.")))
         if not tensors or len(tensors) < len(values) and packet not in PARTLY:
             raise Unsupported("its result is no tensor")
         shapes, dtypes = tuple(map(shape_of, tensors)), tuple(each.dtype for each in tensors)
         if dtypes and dtypes[0] in NARROW and packet.removeprefix("aten.") in WRAPPING:
             raise Unsupported(f"arithmetic in {dtypes[0]}, which wraps around")
-        if any(dtype.is_complex for dtype in dtypes):
-            raise Unsupported("complex numbers")
         if all(0 in shape for shape in shapes):  # there is nothing to compute
             empty = [
                 Value(s, d, (None,) * len(s), constant(0, d).read)
@@ -223,6 +230,21 @@ PARTLY = (
     "aten._scaled_dot_product_cudnn_attention",
 )
 """Operators some of whose results are no tensors."""
+
+
+UNTRANSLATED: Mapping[str, tuple[str, ...]] = {
+    "random numbers (draw them outside of the function, and pass them)": (
+        "rand", "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "poisson", "uniform",
+    ),
+    "its result has a size that depends on data": ("nonzero", "_unique", "unique", "bincount", "masked_select"),
+    "it decomposes a matrix, which the language cannot": ("linalg", "_linalg", "cholesky", "triangular_solve"),
+}  # fmt: skip
+"""Why operators are not translated, by how their names begin."""
+
+
+def _why_untranslated(name: str) -> str:
+    found = (why for why, beginnings in UNTRANSLATED.items() if name.startswith(beginnings))
+    return next(found, "eqfuse has no translation of it")
 
 
 def word_of(node: fx.Node) -> str:

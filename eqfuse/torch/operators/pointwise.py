@@ -294,6 +294,14 @@ def _(node: Node) -> Value:
     return elementwise(node.shape, node.dtype, [base], lambda x: power(number(base, x), float(exponent)))
 
 
+@operator("ldexp")
+def _(node: Node) -> Value:
+    x, y = node.value("self"), node.value("other")
+    return elementwise(
+        node.shape, node.dtype, [x, y], lambda a, b: call("mul", number(x, a), UNARY["exp2"](number(y, b)))
+    )
+
+
 def raised(x: Expr, y: Expr) -> Expr:
     """A power whose exponent varies: of a number below 0 it is a number where the exponent is an integer."""
     size = call("exp", call("mul", y, call("log", call("abs", x))))
@@ -320,12 +328,22 @@ def _(node: Node) -> Value:
 
 @operator("leaky_relu")
 def _(node: Node) -> Value:
-    slope = Const(float(node.get("negative_slope", 0.01)))
+    return _leaky(node, node.get("negative_slope", 0.01))
+
+
+@operator("rrelu_with_noise_functional")
+def _(node: Node) -> tuple[Value, ...]:
+    if node.get("training", False):
+        raise Unsupported("slopes that are random numbers (call .eval())")
+    return _leaky(node, (node.get("lower", 1 / 8) + node.get("upper", 1 / 3)) / 2), node.value("noise")
+
+
+def _leaky(node: Node, slope: float) -> Value:
     return elementwise(
         node.shape,
         node.dtype,
         [node.value("self")],
-        lambda e: _select(call("gt", e, Const(0)), e, call("mul", e, slope)),
+        lambda e: _select(call("gt", e, Const(0)), e, call("mul", e, Const(float(slope)))),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -586,8 +586,9 @@ _median("nanmedian", skips_nan=True)
 def _(node: Node) -> Value:
     """How many numbers are in each of equal bins, of which the last one has its end; others are in none."""
     x, bins = node.value("self"), node.get("bins", 100)
-    low, high = (Const(float(node.get(end, 0))) for end in ("min", "max"))
+    ends = tuple(float(node.get(end, 0)) for end in ("min", "max"))
     x = reshaped(node, x, [math.prod(x.shape)])
+    low, high = map(Const, ends) if ends[0] != ends[1] else _range_of(node, x)
     writer = node.writer
 
     def read(positions: tuple[Position, ...]) -> Expr:
@@ -600,9 +601,21 @@ def _(node: Node) -> Value:
         counted = call("where", both(inside, call("eq", place, here)), Const(1.0), Const(0.0))
         return folded("sum", axes_in(groups), counted)
 
-    if low == high:
-        raise Unsupported("bins from the least to the greatest number of the data (give min and max)")
     return Value(node.shape, node.dtype, (None,), read)
+
+
+def _range_of(node: Node, x: Value) -> Iterator[Expr]:
+    """The least and the greatest number, or where they are equal 1 less and 1 more."""
+    ends = [reduced(node, x, (0,), op, op) for op in ("min", "max")]
+    for place, (word, fn) in enumerate((("low", "sub"), ("high", "add"))):
+
+        def end(least: Expr, most: Expr, place: int = place, fn: str = fn) -> Expr:
+            own = (least, most)[place]
+            return call("where", call("eq", least, most), call(fn, own, Const(1.0)), own)
+
+        yield node.writer.define(
+            elementwise((), x.dtype, [reshaped(node, each, ()) for each in ends], end), word
+        ).at(())
 
 
 @operator("_cdist_forward")

@@ -281,6 +281,25 @@ def _(node: Node) -> Value:
     )  # fmt: skip
 
 
+@operator("diagonal_scatter")
+def _(node: Node) -> Value:
+    x, source = _parts(node)
+    offset = node.get("offset", 0)
+    one, other = node.get("dim1", 0) % x.rank, node.get("dim2", 1) % x.rank
+    radix = node.writer.radix
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        row, column = (
+            plus(radix.flat(positions[d]), Const(max(shift, 0)))
+            for d, shift in ((one, offset), (other, -offset))
+        )
+        spot = (Part(minus(row, Const(abs(offset))), source.shape[-1]),)
+        own = source.at([*(p for d, p in enumerate(positions) if d not in (one, other)), spot])
+        return call("where", compared("eq", row, column), own, x.at(positions))
+
+    return Value(x.shape, x.dtype, x.layout, read, is_choice=True)
+
+
 @operator("copy")
 def _(node: Node) -> Value:
     source = cast(node.value("src"), node.dtype)
