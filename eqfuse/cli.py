@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 import eqfuse as eq
-from eqfuse import compiler, logs
+from eqfuse import logs
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.loops.plan import WAYS
+from eqfuse.program_files import kernel_of, numbers, read, sizes_in
 from eqfuse.terms.bounds import Beyond, longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.integers import LONGEST
@@ -30,8 +32,6 @@ from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.types import program_dtypes
 from eqfuse.verify.certificate import REQUESTED
 from eqfuse.verify.note import float_note
-
-Number = int | float
 
 PIPED_WIDTH = 150
 """Columns of output that does not go to a terminal: tables are wider than the 80 that rich assumes."""
@@ -81,6 +81,17 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = add("demo", _demo, "softmax and causal attention on the CPU: what is derived, chosen and certain")
     demo.add_argument("--full", action="store_true", help="show every stage")
+
+    text = "a page with an editor, served to this machine alone: merge, nest, plans, prices and source as a program is edited"
+    playground = add("play", _play, text)
+    playground.add_argument("file", metavar="FILE", nargs="?", help="the program that the editor begins with")
+    playground.add_argument("--port", type=port, default=0, metavar="N", help="a free one by default")
+    playground.add_argument(
+        "--seconds", type=positive, default=60, metavar="S", help="of one compilation (60)"
+    )
+    playground.add_argument(
+        "--memory", type=positive, default=4 << 30, metavar="BYTES", help="of one compilation (4 GiB)"
+    )
 
     run = add("run", _run, "run a program, on random tensors or on those of an .npz file")
     _add_program(run)
@@ -172,6 +183,24 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> float:
+    """A limit, as an argument of a command."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return found
+
+
+def port(text: str) -> int:
+    """A port, as an argument of a command."""
+    if not text.isdecimal() or int(text) >= 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 0 to 65535")
+    return int(text)
+
+
 def writable(file: str) -> Path:
     """Where results go; refused before anything is run for them."""
     path = Path(file)
@@ -208,14 +237,22 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     return demo(console, options.full)
 
 
+def _play(options: argparse.Namespace, console: Console) -> int:
+    from eqfuse.play.compilation import Limits
+    from eqfuse.play.server import play
+
+    program = None if options.file is None else read(options.file)
+    return play(program, options.port, Limits(options.seconds, int(options.memory)), console)
+
+
 def _run(options: argparse.Namespace, console: Console) -> int:
-    source = _read(options.file)
-    constants, sizes = _numbers(options.constant, "--constant"), _sizes(options)
+    source = read(options.file)
+    constants, sizes = numbers(options.constant, "--constant"), sizes_in(options.size)
     program = parse(source, scalars=constants)
     inputs = _inputs(program, sizes, options)
     kernel = eq.compile(source, scalars=constants, prefer=options.prefer)
     unknown = {axis: size for axis, size in sizes.items() if not _given_by(program, axis)}
-    values: dict[str, Any] = {**inputs, **_numbers(options.scalar, "--scalar")}
+    values: dict[str, Any] = {**inputs, **numbers(options.scalar, "--scalar")}
     result = kernel(**values, sizes=unknown)
     outputs = result if isinstance(result, tuple) else (result,)
     named = {output.name: value.cpu() for output, value in zip(program.outputs, outputs, strict=True)}
@@ -235,32 +272,9 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _kernel(options: argparse.Namespace) -> tuple[eq.Kernel, dict[str, int]]:
-    """The kernel of a program for a target and sizes, and the sizes, which its file may say in a comment, as the gallery's do."""
-    source = _read(options.file)
-    constants = _numbers([*_noted(source, "constants"), *options.constant], "--constant")
-    program = parse(source, scalars=constants)
-    axes = compiler.nominal_extents(program)
-    given = _sizes(options)
-    sizes = {**_numbers(_noted(source, "sizes"), "--size"), **given}
-    kernel = eq.compile(
-        source,
-        scalars=constants,
-        target=options.target,
-        prefer=options.prefer,
-        sizes={axis: int(size) for axis, size in sizes.items() if axis in axes or axis in given},
-    )
-    return kernel, {axis: int(size) for axis, size in sizes.items()}
-
-
-def _sizes(options: argparse.Namespace) -> dict[str, int]:
-    words = [word for words in options.size for word in words.split(",")]
-    return {name: int(value) for name, value in _numbers(words, "--size").items()}
-
-
-def _noted(source: str, what: str) -> list[str]:
-    """The settings of a line `# sizes: i=128 j=64` on top of a file."""
-    found = (line.partition(f"# {what}:") for line in source.splitlines() if line.startswith("#"))
-    return [word for head, mark, words in found if mark and not head for word in words.split()]
+    """The kernel of a program for a target and sizes, and the sizes."""
+    constants = numbers(options.constant, "--constant")
+    return kernel_of(read(options.file), options.target, sizes_in(options.size), constants, options.prefer)
 
 
 def _emit(options: argparse.Namespace, console: Console) -> int:
@@ -330,11 +344,11 @@ def _prepare_elsewhere(kernel: eq.Kernel, console: Console) -> int:
 
 
 def _verify(options: argparse.Namespace, console: Console) -> int:
-    source, constants = _read(options.file), _numbers(options.constant, "--constant")
+    source, constants = read(options.file), numbers(options.constant, "--constant")
     chosen: dict[str, Any] = {"scalars": constants, "trials": options.trials, "bound": options.bound}
     chosen["allow"] = options.allow
     if options.against:
-        other = _read(options.against)
+        other = read(options.against)
         certificate = eq.equivalent(source, other, **chosen)
         console.print(str(certificate), markup=False, highlight=False, soft_wrap=True)
         if certificate.ok:
@@ -439,8 +453,8 @@ def _rules(options: argparse.Namespace, console: Console) -> int:
 
     counts: Mapping[str, int] | None = None
     if options.file is not None:
-        constants = _numbers(options.constant, "--constant")
-        counts = eq.compile(_read(options.file), scalars=constants, verify=False).rule_counts
+        constants = numbers(options.constant, "--constant")
+        counts = eq.compile(read(options.file), scalars=constants, verify=False).rule_counts
     for ruleset in EVERY:
         table = Table(title=ruleset.name, title_justify="left", show_edge=False)
         for heading in ("rule", "says", "where", "why"):
@@ -472,32 +486,6 @@ def _reductions(options: argparse.Namespace, console: Console) -> int:
 def _plain(text: str) -> str:
     """Text in which brackets are brackets, not rich's markup."""
     return text.replace("[", "\\[")
-
-
-def _read(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise EqfuseError(
-            f"cannot read {file!r}: {reason}", hint="FILE holds a program; - is standard input"
-        ) from None
-
-
-def _numbers(settings: Sequence[str], flag: str) -> dict[str, Number]:
-    """From `name=number` words; raises BindError."""
-    found: dict[str, Number] = {}
-    for word in settings:
-        name, _, text = word.partition("=")
-        try:
-            found[name] = int(text) if flag == "--size" or text.lstrip("+-").isdigit() else float(text)
-        except ValueError:
-            raise BindError(
-                f"{flag} {word!r} is not a name and a number", hint=f"write {flag} j=128"
-            ) from None
-    return found
 
 
 def _inputs(

@@ -745,8 +745,11 @@ class Kernel:
     @property
     @_of_last_call
     def cpp(self) -> str:
-        """The C++ of the last call on a CPU. Raises EqfuseError where there is none (yet)."""
+        """The C++ of the last call on a CPU; before any, that for contiguous tensors. Raises EqfuseError where there is none (yet)."""
         host = self._calls.runners.host(self.compiled)
+        if host is None and self.compiled.device.kind == "cpu":
+            with self._lock:
+                return self._calls.runners.cpp(self.compiled)
         text = None if host is None else host.text
         if text is None:
             why = "nothing was called on a CPU" if host is None else host.code or "it is switched off"
@@ -869,8 +872,25 @@ class Kernel:
     def _listings(self) -> Listings:
         from eqfuse.explain.report import Listings
 
-        roles = (str(self.roles), self.gluon) if self.compiled.roles is not None else (None, None)
-        return Listings(str(self.loops), str(self.tile), self.triton, str(self.certificate), *roles)
+        sources = self.sources()
+        if self.compiled.device.kind == "cpu":
+            sources["Triton, with the plan for sm_90"] = self.triton
+        return Listings(str(self.loops), str(self.tile), sources, str(self.certificate))
+
+    @_of_last_call
+    def sources(self) -> dict[str, str]:
+        """What is emitted for the kernel's device, by name: Triton, and where it has roles these and Gluon; on a CPU C++, or nothing
+        where torch calls run it."""
+        if self.compiled.device.kind == "gpu":
+            roles = self.compiled.roles is not None
+            return {
+                "Triton": self.triton,
+                **({"roles": str(self.roles), "Gluon": self.gluon} if roles else {}),
+            }
+        try:
+            return {"C++": self.cpp}
+        except EqfuseError:
+            return {}
 
     @_of_last_call
     def why_not(self) -> tuple[str, ...]:

@@ -79,6 +79,17 @@ def test_calls_after_the_compiler_go_straight_to_its_code(
     torch.testing.assert_close(kernel(x=x), x.sum(1))
 
 
+def test_the_source_is_there_before_a_call(own_cache: Path) -> None:
+    kernel = eq.compile(SOFTMAX, target="cpu", native="wait", sizes={"i": 7, "j": 300})
+    before = kernel.cpp
+    kernel(x=torch.randn(7, 300))
+    assert kernel.plan.code == "C++" and kernel.cpp == before == kernel.sources()["C++"]
+    gpu = eq.compile(SOFTMAX, target="h200")
+    assert list(gpu.sources()) == ["Triton"]
+    with pytest.raises(eq.EqfuseError, match="there is no C\\+\\+: nothing was called on a CPU"):
+        _ = gpu.cpp
+
+
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, _ = softmax("off")
     assert kernel.plan.code == ""

@@ -14,6 +14,7 @@ from eqfuse.calls.specialization import Specialization, Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import place_of
+from eqfuse.errors import EqfuseError
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.lowered import lower_nest
 from eqfuse.terms.floats import TORCH_DTYPES
@@ -131,6 +132,22 @@ class Runners:
         sizes = resolve_extents(compiled.tile, compiled.extents, shards)
         configs = native_configs(compiled.tile, chosen.plan.configs, sizes)
         return lower_nest(chosen.nest, program, compiled.dtypes, configs, compiled.device)
+
+    def cpp(self, compiled: Compiled) -> str:
+        """The C++ of a shape for contiguous tensors, not compiled. Raises EqfuseError, which says why, where it has none."""
+        from eqfuse.tile.native.context import Interface
+        from eqfuse.tile.native.nodes import NotNative
+        from eqfuse.tile.native.printer import source_of
+
+        try:
+            tiles = self.tiles(compiled)
+            shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
+            sizes = resolve_extents(tiles, compiled.extents, shards)
+            ranks = {tensor.name: tensor.rank for tensor in self._derived.program.tensors}
+            rows = frozenset((name, rank - 1) for name, rank in ranks.items() if rank)
+            return source_of(tiles, Interface.of(tiles, ranks, rows, sizes), sizes)
+        except NotNative as why:
+            raise EqfuseError(f"there is no C++: {why}", hint="torch calls run the kernel") from None
 
     def host(self, compiled: Compiled) -> HostProgram | None:
         """What runs a shape on a CPU; None before it is called there."""

@@ -1,4 +1,4 @@
-"""An explanation as one HTML page that needs nothing but itself."""
+"""An explanation as one HTML page that needs nothing but itself, and its parts as the playground shows them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from eqfuse.explain.report import Listings, Report
-from eqfuse.explain.why import Reason, plan_lines
+from eqfuse.explain.why import Reason, plan_lines, predicted_for
 from eqfuse.loops.plan import Plan
 from eqfuse.proof.congruence import Classes
 from eqfuse.proof.derivation import Derivation
@@ -37,39 +38,62 @@ def page(
 ) -> str:
     """The page of a kernel."""
     paint = _painter(derivation.proof)
-    triton = "Triton" if report.device.kind == "gpu" else "Triton, with the plan for sm_90"
-    return _template().render(
+    return template("page").render(
+        nonce="",
         title=", ".join(output.name for output in report.program.outputs),
         source=report.program.source.strip("\n"),
-        verdict=derivation.check(),
-        rows=list(_rows(blocks, paint)),
-        obstacles=[str(obstacle) for obstacle in obstacles],
-        legend=[(name, paint(name)) for name in _states(derivation.proof)],
-        codes=[
-            ("loop nest", paint(listings.loops)),
-            ("tile program", paint(listings.tile)),
-            (triton, paint(listings.triton)),
-            *(
-                (name, paint(code))
-                for name, code in (("roles", listings.roles), ("Gluon", listings.gluon))
-                if code
-            ),
-        ],
         roles="\n".join(report.roles()),
-        bars=_bars(report.plans, report.plan),
-        terms=_term_names(report.plans),
         graphs=[(name, _classes(classes, paint)) for name, classes in derivation.classes.items()],
-        certificate=listings.certificate,
+        **_parts(report, derivation, blocks, obstacles, listings),
     )
 
 
+def fragment(
+    report: Report,
+    derivation: Derivation,
+    blocks: Sequence[Block],
+    obstacles: Sequence[Reason],
+    listings: Listings,
+    merge: str,
+) -> str:
+    """What the playground shows of a kernel: HTML for a page that has the style of `page`."""
+    return template("fragment").render(
+        merge=_painter(derivation.proof)(merge),
+        predicted=predicted_for(report),
+        **_parts(report, derivation, blocks, obstacles, listings),
+    )
+
+
+def _parts(
+    report: Report,
+    derivation: Derivation,
+    blocks: Sequence[Block],
+    obstacles: Sequence[Reason],
+    listings: Listings,
+) -> dict[str, Any]:
+    """What both have."""
+    paint = _painter(derivation.proof)
+    codes = {"loop nest": listings.loops, "tile program": listings.tile, **listings.sources}
+    return {
+        "verdict": derivation.check(),
+        "rows": list(_rows(blocks, paint)),
+        "obstacles": [str(obstacle) for obstacle in obstacles],
+        "legend": [(name, paint(name)) for name in _states(derivation.proof)],
+        "codes": [(name, paint(code)) for name, code in codes.items()],
+        "bars": _bars(report.plans, report.plan),
+        "terms": _term_names(report.plans),
+        "certificate": listings.certificate,
+    }
+
+
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """A template of this folder. `nonce` is that of a policy about what the page may load, empty where there is none."""
     loader = PackageLoader("eqfuse.explain", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("page.html.j2")
+    return environment.get_template(f"{name}.html.j2")
 
 
 # -- colours of states -----------------------------------------------------------------------------

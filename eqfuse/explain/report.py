@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from eqfuse.errors import VerificationError
@@ -45,11 +45,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Listings:
-    """The printed forms of a kernel; those in roles where it has some."""
+    """The printed forms of a kernel; `sources` are what is emitted for its device, by name."""
 
     loops: str
     tile: str
-    triton: str
+    sources: Mapping[str, str]
     certificate: str
-    roles: str | None = None
-    gluon: str | None = None

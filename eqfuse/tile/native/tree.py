@@ -161,13 +161,17 @@ class Tree:
     def _first(self, item: Define | Put, path: Path, body: Sequence[Node], scope: Scope) -> int:
         """Where in a body an item stands: behind what it reads, so that what reads it may share the loops behind it. Stores and
         reductions stand behind all that is there."""
-        if isinstance(item, Put) or not isinstance(item.op, ir.Elementwise | ir.Cast | ir.Positions | ir.Constant):
+        if isinstance(item, Put) or not isinstance(
+            item.op, ir.Elementwise | ir.Cast | ir.Positions | ir.Constant
+        ):
             return len(body)
         first = 0
         for read in operands(item.op):
             for name, leaf in self._leaves(read, scope):
                 if leaf[: len(path)] == path:
-                    first = max(first, _index(body, leaf[len(path)] if len(leaf) > len(path) else None, name) + 1)
+                    first = max(
+                        first, _index(body, leaf[len(path)] if len(leaf) > len(path) else None, name) + 1
+                    )
         return first if any(isinstance(node, Loop) for node in body[first:]) else len(body)
 
     def _waits(self, item: Define | Put, dims: Sequence[str], scope: Scope) -> Iterable[ir.Value]:
