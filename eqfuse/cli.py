@@ -57,11 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who read the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception as error:
-        if logs.is_on("stages"):
-            raise
-        print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
-        print("this is a fault of eqfuse; with EQFUSE_LOG=stages it shows where", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001  (said, or raised where EQFUSE_LOG asks for it)
+        print(logs.fault(error), file=sys.stderr)
         return 3
 
 
@@ -124,6 +121,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_sizes(explain)
     explain.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
     explain.add_argument("--output", type=writable, metavar="FILE", help="write it there")
+
+    watching = add(
+        "watch", _watch, "print the merge, plans and errors of a program whenever its file changes"
+    )
+    _add_program(watching)
+    watching.add_argument("--target", default="auto", help="auto (default: the CPU), or a target of emit")
+    _add_sizes(watching)
+    watching.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
 
     text = "make all that calls of some sizes wait for, here or for a GPU that is not here, and say what kernels need"
     prepare = add("prepare", _prepare, text)
@@ -271,10 +276,13 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _kernel(options: argparse.Namespace) -> tuple[eq.Kernel, dict[str, int]]:
-    """The kernel of a program for a target and sizes, and the sizes."""
-    constants = numbers(options.constant, "--constant")
-    return kernel_of(read(options.file), options.target, sizes_in(options.size), constants, options.prefer)
+def _kernel(options: argparse.Namespace, source: str | None = None) -> tuple[eq.Kernel, dict[str, int]]:
+    """The kernel of a program, the file's by default, for a target and sizes, and the sizes."""
+    text, constants = (
+        read(options.file) if source is None else source,
+        numbers(options.constant, "--constant"),
+    )
+    return kernel_of(text, options.target, sizes_in(options.size), constants, options.prefer)
 
 
 def _emit(options: argparse.Namespace, console: Console) -> int:
@@ -301,6 +309,12 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
     else:
         print(kernel.explain(options.format, options.detail))
     return 0
+
+
+def _watch(options: argparse.Namespace, console: Console) -> int:
+    from eqfuse.watch import watch
+
+    return watch(options.file, lambda source: _kernel(options, source)[0], console)
 
 
 def _prepare(options: argparse.Namespace, console: Console) -> int:

@@ -68,10 +68,6 @@ EXAMPLES = (
 )
 
 
-LOOPS = "  what a loop has seen"
-"""Where a printed merge goes on to what follows from it."""
-
-
 def demo(console: Console, full: bool = False) -> int:
     """Print both programs and their kernels; 1 where a kernel's certificate or result is wrong, else 0."""
     passed = [_show(example, console, full) for example in EXAMPLES]
@@ -103,7 +99,7 @@ def _show(example: Example, console: Console, full: bool) -> bool:
         _section(console, "against the unfused program in torch", "")
     else:
         console.print(Text(f"{example.source.strip()}\n{sizes}"), soft_wrap=True)
-        console.print(Text(f"{told}\n{merge.partition(LOOPS)[0].rstrip()}"), soft_wrap=True)
+        console.print(Text(f"{told}\n{kernel.merge.of_parts}"), soft_wrap=True)
         others = [plan.schedule for plan in kernel.plans() if plan.schedule != kernel.plan.schedule]
         console.print(f"plan   {kernel.plan.schedule}, priced before {', '.join(others)}")
         console.print(certificate.splitlines()[0], markup=False)

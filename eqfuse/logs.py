@@ -76,3 +76,10 @@ def note(name: str, line: str) -> None:
     """Logs one line."""
     if is_on(name):
         _loggers[name].debug("%s", line)
+
+
+def fault(error: Exception) -> str:
+    """What is said of a fault of eqfuse's own; raises it where stages are logged."""
+    if is_on("stages"):
+        raise error
+    return f"internal error: {type(error).__name__}: {error}\nthis is a fault of eqfuse; with EQFUSE_LOG=stages it shows where"

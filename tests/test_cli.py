@@ -16,7 +16,7 @@ import torch
 
 import eqfuse as eq
 from bench.__main__ import main as bench
-from eqfuse import demo
+from eqfuse import demo, watch
 from eqfuse.cli import main
 from eqfuse.errors import VerificationError
 
@@ -360,6 +360,45 @@ def test_prepare_here_runs_calls_of_these_sizes_once(
         assert "<eqfuse.Kernel fused_y" in capsys.readouterr().out
     assert "no axis 'q'" in error_of(capsys, "prepare", str(file), "--size", "q=3")
     assert "unknown target 'h300'" in error_of(capsys, "prepare", str(file), "--target", "h300")
+
+
+def test_watch_says_what_each_text_is(
+    softmax: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(softmax)
+    screens: list[str] = []
+
+    def edited(_: float) -> None:
+        """Stands for the time between two looks: what was printed before is kept, and the file changed."""
+        screens.append(capsys.readouterr().out)
+        match len(screens):
+            case 2:
+                file.write_text("x: f32[i, j]\ny[i] = sum[j](")
+            case 3:
+                file.unlink()
+            case 4:
+                file.write_bytes(b"y[i] = \xff")
+            case 5:
+                file.write_text("y[i] = sum[j](x[i,j])")
+            case 6:
+                monkeypatch.setattr(eq, "compile", lambda *_, **__: 1 / 0)
+                file.write_text("y[i] = 2 * x[i]")
+            case 7:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", edited)
+    assert main(["watch", softmax, "--target", "h200", "--size", "i=4,j=512"]) == 0
+    first, same, half, gone, binary, whole, fault = screens
+    assert "two parts a and b:" in first and "at i=4 j=512 on h200" in first and "<- chosen" in first
+    assert "bounded" in first and "what a loop has seen" not in first and first.count("\n") < 24
+    assert same == "" and "(line 2)\n    y[i] = sum[j](\n" in half and "^" in half
+    assert "No such file" in gone and "once it is there" in gone and "it is not UTF-8 text" in binary
+    assert "sum_j_new = sum_j_a + sum_j_b" in whole
+    assert "internal error: ZeroDivisionError" in fault and "Traceback" not in "".join(screens)
+
+
+def test_watch_takes_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(capsys, "watch", "-").startswith("standard input does not change")
 
 
 def test_run_takes_sizes_as_the_other_commands_do(softmax: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,7 @@ def test_only_programs_use_the_package_as_users_do() -> None:
         "eqfuse.doctor",
         "eqfuse.ops.program",
         "eqfuse.program_files",
+        "eqfuse.watch",
     }
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from eqfuse import logs
 from eqfuse.errors import EqfuseError
 from eqfuse.explain.explanation import why_not
 from eqfuse.explain.page import fragment
@@ -214,7 +215,7 @@ def main(arguments: Mapping[str, str] | list[str]) -> int:
     except MemoryError:
         answer = _too_large(limits)
     except Exception as error:  # noqa: BLE001  (a fault of eqfuse's own, told as the command tells it)
-        answer = {"error": f"internal error: {type(error).__name__}: {error}\nthis is a fault of eqfuse"}
+        answer = {"error": logs.fault(error)}
     said.write(json.dumps(answer).encode())
     said.close()
     return 0

@@ -20,10 +20,19 @@ class MergeText:
     groups: tuple[Group, ...]
 
     def __str__(self) -> str:
-        return "\n\n".join(show_group(group) for group in self.groups) or "no reduction: nothing to merge"
+        return self._shown(loops=True)
+
+    @property
+    def of_parts(self) -> str:
+        """The merges of two parts alone, without what loops make of them."""
+        return self._shown(loops=False)
+
+    def _shown(self, *, loops: bool) -> str:
+        shown = "\n\n".join(show_group(group, loops=loops) for group in self.groups)
+        return shown or "no reduction: nothing to merge"
 
 
-def show_group(group: Group) -> str:
+def show_group(group: Group, *, loops: bool = True) -> str:
     """States, then the merge of two partial states, the update of a rolling loop, and final recoveries; repairs in
     the notation of rules/repairs.py."""
     lines = [f"over {group.axis}:"]
@@ -42,8 +51,10 @@ def show_group(group: Group) -> str:
         steps.append((f"{update.state}_new", repairs.shown(_combined(update.value))))
     lines.append("  two parts a and b:")
     lines += _section(parts)
-    for name, form in repairs.forms(value for _, value in (*parts, *steps)):
+    for name, form in repairs.forms(value for _, value in (*parts, *(steps if loops else ()))):
         lines.append(f"    {name} = {show(form)}    # {FREE}")
+    if not loops:
+        return "\n".join(lines)
     lines.append("  what a loop has seen, and the next tile:")
     lines += _section(steps)
     if group.merge.finish:
