@@ -22,7 +22,7 @@ import eqfuse as eq
 from eqfuse import logs
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.loops.plan import WAYS
-from eqfuse.program_files import kernel_of, numbers, read, sizes_in
+from eqfuse.program_files import kernel_of, new, noted, numbers, read, sizes_in
 from eqfuse.terms.bounds import Beyond, longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.integers import LONGEST
@@ -121,6 +121,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_sizes(explain)
     explain.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
     explain.add_argument("--output", type=writable, metavar="FILE", help="write it there")
+
+    beginning = add("new", _new, "begin a file with a program, from a formula or one that ships")
+    beginning.add_argument("file", metavar="FILE", help="it must not be there yet")
+    source = beginning.add_mutually_exclusive_group()
+    text = "an expression, as sum[j](x[i,j]*w[j]), or definitions with ; between them"
+    source.add_argument("--formula", metavar="TEXT", help=text)
+    source.add_argument(
+        "--from", dest="name", metavar="NAME", help="of the gallery or of eqfuse.ops: rope, rms_norm"
+    )
 
     watching = add(
         "watch", _watch, "print the merge, plans and errors of a program whenever its file changes"
@@ -252,12 +261,14 @@ def _play(options: argparse.Namespace, console: Console) -> int:
 
 def _run(options: argparse.Namespace, console: Console) -> int:
     source = read(options.file)
-    constants, sizes = numbers(options.constant, "--constant"), sizes_in(options.size)
+    constants = numbers([*noted(source, "constants"), *options.constant], "--constant")
+    sizes = sizes_in([*noted(source, "sizes"), *options.size])
+    scalars = numbers([*noted(source, "scalars"), *options.scalar], "--scalar")
     program = parse(source, scalars=constants)
     inputs = _inputs(program, sizes, options)
     kernel = eq.compile(source, scalars=constants, prefer=options.prefer)
     unknown = {axis: size for axis, size in sizes.items() if not _given_by(program, axis)}
-    values: dict[str, Any] = {**inputs, **numbers(options.scalar, "--scalar")}
+    values: dict[str, Any] = {**inputs, **scalars}
     result = kernel(**values, sizes=unknown)
     outputs = result if isinstance(result, tuple) else (result,)
     named = {output.name: value.cpu() for output, value in zip(program.outputs, outputs, strict=True)}
@@ -309,6 +320,10 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
     else:
         print(kernel.explain(options.format, options.detail))
     return 0
+
+
+def _new(options: argparse.Namespace, console: Console) -> int:
+    return new(options.file, options.formula, options.name, console)
 
 
 def _watch(options: argparse.Namespace, console: Console) -> int:

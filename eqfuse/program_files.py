@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import ast
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from inspect import cleandoc
 from pathlib import Path
+
+from rich.console import Console
 
 import eqfuse as eq
 from eqfuse import compiler
-from eqfuse.errors import BindError, EqfuseError
+from eqfuse.errors import BindError, EqfuseError, did_you_mean
+from eqfuse.names import Names
 from eqfuse.terms.parser import parse
+from eqfuse.terms.syntax import selections
+from eqfuse.terms.types import program_dtypes
 
 Number = int | float
 
 GALLERY = Path(__file__).parent.parent / "docs" / "gallery"
 """Programs from papers, in a checkout."""
+
+FIRST = """x: f32[i, j]
+y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))
+"""
+"""What one may begin with."""
 
 
 def read(file: str) -> str:
@@ -80,10 +94,79 @@ def kernel_of(
 
 def shipped() -> dict[str, str]:
     """The texts of the programs that ship, by name: those of the gallery in a checkout, and of `eqfuse.ops` as `ops.rms_norm`."""
-    from eqfuse.ops import CATALOGUE  # models and torch's parts are for those who ask
+    from eqfuse.ops import CATALOGUE, Op  # models and torch's parts are for those who ask
+
+    def of(op: Op) -> str:
+        about = cleandoc(op.__doc__ or "").partition("\n\n")[0].splitlines()
+        return "".join(f"# {line}\n" for line in about) + op.text().strip() + "\n"
 
     gallery = {file.stem: file.read_text(encoding="utf-8") for file in sorted(GALLERY.glob("*.eqf"))}
-    return {
-        **gallery,
-        **{f"ops.{op.name}": f"# eqfuse.ops.{op.name}\n{op.text().strip()}\n" for op in CATALOGUE},
-    }
+    return {**gallery, **{f"ops.{op.name}": of(op) for op in CATALOGUE}}
+
+
+def new(file: str, formula: str | None, name: str | None, console: Console) -> int:
+    """Writes a program to a new file, from a formula or a program that ships, and prints what to try: 0. Raises EqfuseError where that
+    does not compile, or the file is there."""
+    text = FIRST if formula is None else of_formula(formula)
+    if name is not None:
+        programs = shipped()
+        known = {short.removeprefix("ops."): whole for short, whole in programs.items()} | programs
+        if name not in known:
+            hint = did_you_mean(name, known) or f"programs: {' '.join(programs)}"
+            raise EqfuseError(f"there is no program {name!r}", hint=hint)
+        text = known[name]
+    kernel, _ = kernel_of(text, "cpu", {})
+    try:
+        with open(file, "x", encoding="utf-8") as made:
+            made.write(text)
+    except FileExistsError:
+        raise EqfuseError(f"{file!r} is there already", hint="name a file that is not") from None
+    except OSError as error:
+        raise EqfuseError(f"{file!r} cannot be written: {error.strerror}", hint="name another file") from None
+    console.print(f"{text}\nwritten to {file}: {kernel!r}", markup=False, highlight=False, soft_wrap=True)
+    quoted = shlex.quote(file)
+    console.print("try")
+    for command in ("watch", "explain", "play", "emit"):
+        console.print(f"    eqfuse {command} {quoted}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def of_formula(formula: str) -> str:
+    """The program of definitions, or of an expression, whose result is called y and has the axes that no reduction in it binds; with
+    its tensors declared, and sizes to change. Raises EqfuseError."""
+    lines = [line.strip() for line in formula.replace(";", "\n").splitlines() if line.strip()]
+    text = "\n".join(lines) + "\n"
+    value: ast.expr | None = None
+    with suppress(SyntaxError, ValueError, RecursionError):  # definitions, or what `parse` refuses
+        value = ast.parse(text.strip(), mode="eval").body
+    if value is not None:
+        result = Names(node.id for node in ast.walk(value) if isinstance(node, ast.Name)).fresh("y")
+        axes = ",".join(dict.fromkeys(_free(value, frozenset())))
+        text = f"{result}[{axes}] = {text}" if axes else f"{result} = {text}"
+    program = parse(text)
+    dtypes, sizes = program_dtypes(program), compiler.nominal_extents(program)
+    noted_sizes = " ".join(f"{axis}={size}" for axis, size in sizes.items() if axis not in program.lengths)
+    declared = {line.partition(":")[0] for line in lines}
+    tensors = [
+        f"{tensor.name}: {dtypes[tensor.name]}[{', '.join(map(str, tensor.axes))}]\n"
+        for tensor in program.tensors
+        if None not in tensor.axes and tensor.name not in declared
+    ]
+    return f"# sizes: {noted_sizes}\n" * bool(noted_sizes) + "".join(tensors) + text
+
+
+def _free(node: ast.AST, bound: frozenset[str]) -> Iterator[str]:
+    """The names in indexes of tensors that no reduction around them binds."""
+    match node:
+        case ast.Call(func=ast.Subscript(slice=index)):
+            reduced = {axis.id for axis, _ in selections(index) if isinstance(axis, ast.Name)}
+            for inside in (index, *node.args):
+                yield from _free(inside, bound | reduced)
+        case ast.Subscript(slice=index):
+            for part in index.elts if isinstance(index, ast.Tuple) else [index]:
+                if isinstance(part, ast.Name) and part.id not in bound:
+                    yield part.id
+                yield from _free(part, bound)
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from _free(child, bound)

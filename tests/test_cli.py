@@ -19,6 +19,7 @@ from bench.__main__ import main as bench
 from eqfuse import demo, watch
 from eqfuse.cli import main
 from eqfuse.errors import VerificationError
+from eqfuse.program_files import shipped
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))\n"
 
@@ -360,6 +361,69 @@ def test_prepare_here_runs_calls_of_these_sizes_once(
         assert "<eqfuse.Kernel fused_y" in capsys.readouterr().out
     assert "no axis 'q'" in error_of(capsys, "prepare", str(file), "--size", "q=3")
     assert "unknown target 'h300'" in error_of(capsys, "prepare", str(file), "--target", "h300")
+
+
+@pytest.mark.parametrize(
+    "formula, written",
+    [
+        (
+            "sum[j](x[i,j] * w[j]) + b",
+            "# sizes: i=256 j=256\nx: f32[i, j]\nw: f32[j]\ny[i] = sum[j](x[i,j] * w[j]) + b\n",
+        ),
+        (
+            "sum[k <= j](y[i,k] * exp(x[i,j]) / sum[j](exp(x[i,j])))",
+            "# sizes: i=256 j=256 k=256\ny: f32[i, k]\nx: f32[i, j]\ny_2[i,j] = sum[k <= j](y[i,k] * exp(x[i,j]) / sum[j](exp(x[i,j])))\n",
+        ),
+        (
+            "x: f16[i, j]; m[i] = max[j](x[i,j]); z[i] = sum[j](exp(x[i,j] - m[i])) * v[i]",
+            "# sizes: i=256 j=256\nv: f32[i]\nx: f16[i, j]\nm[i] = max[j](x[i,j])\nz[i] = sum[j](exp(x[i,j] - m[i])) * v[i]\n",
+        ),
+        ("max[i](x[i])", "# sizes: i=256\nx: f32[i]\ny = max[i](x[i])\n"),
+    ],
+)
+def test_new_writes_what_compiles(
+    formula: str, written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a program.eqf"
+    assert main(["new", str(file), "--formula", formula]) == 0
+    assert file.read_text() == written
+    shown = capsys.readouterr().out
+    assert written in shown and f"eqfuse watch '{file}'" in shown and "<eqfuse.Kernel fused_" in shown
+    assert main(["explain", str(file)]) == 0 and capsys.readouterr().out
+    assert "is there already" in error_of(capsys, "new", str(file)) and file.read_text() == written
+
+
+def test_new_from_what_ships(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("sigmoid", "ops.rms_norm", "swiglu"):
+        file = tmp_path / f"{name}.eqf"
+        assert main(["new", str(file), "--from", name]) == 0
+        assert file.read_text() == (shipped()[name] if name in shipped() else shipped()[f"ops.{name}"])
+        assert "try\n    eqfuse watch" in capsys.readouterr().out
+    assert "did you mean 'rope'?" in error_of(capsys, "new", str(tmp_path / "x.eqf"), "--from", "roep")
+    assert not (tmp_path / "x.eqf").exists()
+
+
+@pytest.mark.parametrize(
+    "formula, why",
+    [
+        ("sum[j](x[i,j]) + expp(2)", "unknown function 'expp' (line 1)\n    y[i] = sum[j]"),
+        ("softmax(q k) v", "syntax error: "),
+        (" ; ", "the program is empty"),
+    ],
+)
+def test_new_writes_nothing_that_does_not_compile(
+    formula: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert error_of(capsys, "new", str(tmp_path / "x.eqf"), "--formula", formula).startswith(why)
+    assert "No such file" in error_of(capsys, "new", str(tmp_path / "no" / "x.eqf"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_takes_the_settings_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.eqf"
+    file.write_text("# sizes: i=3 j=5\n# scalars: b=2\n# constants: c=4\ny[i] = sum[j](x[i,j] * c) + b\n")
+    assert main(["run", str(file), "--size", "i=2"]) == 0
+    assert "y  float32[2]" in capsys.readouterr().out
 
 
 def test_watch_says_what_each_text_is(

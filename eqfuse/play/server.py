@@ -22,7 +22,7 @@ from eqfuse.explain.page import template
 from eqfuse.extract.devices import DEVICES
 from eqfuse.loops.plan import WAYS
 from eqfuse.play.compilation import Compilation, Limits, Request
-from eqfuse.program_files import shipped
+from eqfuse.program_files import FIRST, shipped
 from eqfuse.threads import Lock
 
 AT_ONCE = 2
@@ -30,11 +30,6 @@ AT_ONCE = 2
 
 LONGEST = 32 << 10
 """Bytes of a request: what a pipe holds that nobody reads yet."""
-
-FIRST = """x: f32[i, j]
-y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))
-"""
-"""What the editor begins with."""
 
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
