@@ -483,6 +483,35 @@ def test_guarded_accesses_are_masked_by_their_guard() -> None:
         np.testing.assert_allclose(got, (x[:, 1:] * x[:, :-1]).sum(axis=1))
 
 
+@pytest.mark.parametrize(
+    ("condition", "shift", "widens"),
+    [
+        ("(i < j) & (i > 0)", "+ 1", True),
+        ("(i + 1 == j) & (i != 0)", "+ 1", True),
+        ("(j < i) & (i <= N(j) - 2)", "- 1", True),
+        ("(i < j) & (i < N(j) - 1)", "+ 1", False),
+        ("(i < j) & (i != N(j) - 1)", "+ 1", False),
+        ("(i < j) & (i == 2)", "+ 1", False),
+    ],
+)
+def test_a_guard_on_the_other_side_keeps_no_shifted_access_inside(
+    condition: str, shift: str, widens: bool
+) -> None:
+    """It is read under the conditions on other axes too, which widens it, where its own do not bound it on the side of the shift."""
+    source = parse(f"i: axis[j]\ny[i,j] = where({condition}, x[i {shift}], 0) + z[j]")
+    store = Store("y", (Axis("i"), Axis("j")), (), source.outputs[0].expr)
+    nest = Nest((Kernel("one", ("i", "j"), (store,)),), (out("y", "ij"),))
+    config = KernelConfig((grid("i", 2), grid("j", 4)))
+    program = lower(nest, source, {"x": "f32", "z": "f32"}, (config,))
+    x, z = RNG.normal(size=7), RNG.normal(size=7)
+    i, j = np.arange(7)[:, None], np.arange(7)[None]
+    kept = eval(condition, {"i": i, "j": j, "N": lambda _: 7})
+    want = np.where(kept, x[np.clip(i + int(shift.replace(" ", "")), 0, 6)], 0) + z
+    np.testing.assert_allclose(run_one(program, source, {"x": x, "z": z}, {"i": 7, "j": 7}), want, atol=1e-12)
+    (read,) = (let for let in lets(program, tile.LoadTile) if let.op.tensor == "x")
+    assert ("j" in read.value.dims) == widens
+
+
 def test_gathers_are_guarded_by_conditions_on_their_own_positions() -> None:
     """Past the length the table holds anything; the condition on rows does not widen the access."""
     page = Load("page", (call("floordiv", Axis("j"), Const(4)),))

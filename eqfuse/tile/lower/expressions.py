@@ -19,6 +19,7 @@ from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
 from eqfuse.terms.folds import contributions, fold_of, over_union, ranks_of, siblings, sides, unpacked
 from eqfuse.terms.functions import CASTS, FUNCTIONS
+from eqfuse.terms.intervals import NEGATED
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -39,6 +40,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.promises import read_along
+from eqfuse.terms.ranges import difference, linear
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity, result_dtype
 from eqfuse.tile.lower.builder import Binding, Builder
@@ -246,8 +248,8 @@ class Expressions:
     ) -> Sequence[Expr]:
         """The conditions under which an access is read: those on its own positions; where nothing is shifted and no index
         is data, only those that compare its positions with data, or are about the positions of a quotient. For a
-        shifted index without any, and for a position that is a number, all that may keep it inside, though that widens the
-        access."""
+        shifted index that they do not bound, and for a position that is a number, all that may keep it inside, though that
+        widens the access."""
         own = [guard for guard in guards if self._types.dims(guard) <= set(dims)]
         if any(map(is_position, index)):
             return [guard for guard in guards if may_keep_inside(guard, index)]
@@ -260,9 +262,10 @@ class Expressions:
                 for guard in near
                 if (guard in own and self._cuts(guard, index)) or any(tells(guard, axis) for axis in divided)
             ]
-        if own or not any(map(is_shift, walk(*index))):
+        if (own and _bounds_shifts(own, index)) or not any(map(is_shift, walk(*index))):
             return own
-        return [guard for guard in self._connected(guards, index) if may_keep_inside(guard, index)]
+        connected = [guard for guard in self._connected(guards, index) if may_keep_inside(guard, index)]
+        return [guard for guard in guards if guard in own or guard in connected]
 
     def _cuts(self, guard: Expr, index: Sequence[Expr]) -> bool:
         """Whether a condition compares positions that an access is made at with data, or what ascends along them."""
@@ -628,3 +631,34 @@ def may_keep_inside(guard: Expr, index: Sequence[Expr]) -> bool:
     if any(isinstance(node, Load | Local) for node in walk(*index)):
         return True
     return is_telling(guard, frozenset[str]().union(*map(free_axes, index)))
+
+
+def _bounds_shifts(guards: Sequence[Expr], index: Sequence[Expr]) -> bool:
+    """Whether conditions may bound each position of an index that is shifted by a number, on the side that it is shifted to."""
+    for part in index:
+        form = linear(part)
+        match list(form.atoms.items()):
+            case [(Axis(axis), 1)] if form.constant:
+                is_above = form.constant > 0
+                if not any(is_above in _sides(guard, axis) for guard in guards):
+                    return False
+    return True
+
+
+def _sides(guard: Expr, axis: str) -> set[bool]:
+    """The sides on which a condition may bound a position: True is above."""
+    match guard:
+        case Call("not", (Call(fn, args),)) if fn in NEGATED:
+            guard = call(NEGATED[fn], *args)
+    match guard:
+        case Call("lt" | "le" | "gt" | "ge" | "eq" | "ne" as fn, (left, right)):
+            form = difference(left, right)
+            factor = form.terms.get(Axis(axis), 0)
+            if any(axis in free_axes(atom) for atom in form.atoms if atom is not Axis(axis)):
+                return {True, False}
+            if fn == "ne" and form.atoms.keys() == {Axis(axis)} and form.constant == 0:
+                return {False}  # it is not 0
+            if fn in ("eq", "ne"):
+                return {True, False} if factor else set()
+            return {(factor > 0) == (fn in ("lt", "le"))} if factor else set()
+    return {True, False}
