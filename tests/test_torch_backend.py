@@ -279,6 +279,19 @@ def test_what_has_no_translation_is_left_with_its_reason() -> None:
     assert not entry.taken and "the power 999" in entry.why
 
 
+def test_numbers_that_are_drawn_stay_outside_of_regions() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.rrelu(F.dropout(x, 0.5).softmax(1), training=True).sum(1)
+
+    x = r(5, 7)
+    torch.manual_seed(1)
+    wanted = fn(x)
+    torch.manual_seed(1)
+    assert torch.allclose(compiled(fn)(x), wanted)
+    report = outcome.report(measure=False)
+    assert [entry.name for entry in report.taken] == ["softmax", "sum"] == [e.name for e in report.regions]
+
+
 def test_attention_that_is_left_in_training_computes_what_its_gradient_reads() -> None:
     graph = torch.fx.Graph()
     attention = torch.ops.aten._scaled_dot_product_efficient_attention.default

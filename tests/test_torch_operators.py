@@ -152,11 +152,11 @@ RUN = (
     "round to 2 digits", "argmax of one", "empty results", "integers one behind the other", "numbers of a matrix",
     "numbers along a dimension", "extremes of truths", "steps of integers", "convolution of integers", "narrower integers",
     "blocks of truths", "positions of the greatest, undone", "means at positions", "least at positions alone",
-    "scatter of fewer than there are", "bucketize", "median", "histc", "bilinear",
+    "scatter of fewer than there are", "diagonals that are written", "bucketize", "median", "histc", "bilinear",
 )  # fmt: skip
 
 
-@pytest.mark.slow(but=["argmax of one", "means at positions", "empty results"])
+@pytest.mark.slow(but=["argmax of one", "diagonals that are written", "means at positions", "empty results"])
 @pytest.mark.parametrize("name", RUN)
 def test_kernels_compute_it(name: str) -> None:
     fn, given = CASES[name]

@@ -131,12 +131,24 @@ def minus(left: Expr, right: Expr) -> Expr:
 
 
 def compared(fn: str, left: Expr, right: Expr) -> Expr:
-    """A comparison of integers."""
-    match left, right:
-        case Const(int(a)), Const(int(b)):
-            return Const(bool(getattr(operator, fn)(a, b)))
+    """A comparison, decided where both sides are integers that are a number apart."""
+    (one, first), (other, second) = _apart(left), _apart(right)
+    if one == other and isinstance(one, Axis | None):
+        return Const(bool(getattr(operator, fn)(first, second)))
+    return call(fn, left, right)
+
+
+def _apart(index: Expr) -> tuple[Expr | None, int]:
+    """A position as a sum of an expression, None for a number, and a number."""
+    match index:
+        case Const(int(number)):
+            return None, number
+        case Call("add", (Axis() as axis, Const(int(number)))):
+            return axis, number
+        case Call("sub", (Axis() as axis, Const(int(number)))):
+            return axis, -number
         case _:
-            return call(fn, left, right)
+            return index, 0
 
 
 def times(left: Expr, right: Expr) -> Expr:

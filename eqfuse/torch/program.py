@@ -364,10 +364,7 @@ def embedding_bag(
 ) -> torch.Tensor:
     """`torch.nn.functional.embedding_bag` of bags that are equally long, as a reduction of an embedding."""
     if input.dim() != 2 or max_norm is not None:
-        raise EqfuseError(
-            "embedding_bag with offsets or max_norm",
-            hint="pass bags as the rows of a matrix, with a padding_idx",
-        )
+        raise Unsupported("embedding_bag with offsets or max_norm (pass bags as rows of a matrix)")
     rows = torch.nn.functional.embedding(input, weight)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
@@ -432,6 +429,7 @@ def quantile(
 
 
 def multilabel_margin_loss(*_: Any, **__: Any) -> Any:
+    """Refuses a loss in which torch's decomposition counts positions behind the first -1."""
     raise Unsupported("multilabel_margin_loss, which torch decomposes into another function")
 
 

@@ -49,6 +49,8 @@ WRITES = frozenset(
 """Writes at positions of a tensor, of which every position of the result would look at all; torch goes to each once."""
 CONVOLUTIONS = frozenset({"aten.convolution"})
 """Products over windows, for which torch has libraries."""
+RANDOM = frozenset(f"aten.{name}" for name in ("dropout", "native_dropout", "rrelu_with_noise_functional"))
+"""Operators that are in a graph where they draw numbers."""
 COPIES = frozenset({"aten.clone"})
 """What flattening makes of a view that has gaps: labels beside logits."""
 
@@ -116,7 +118,7 @@ def kind(node: fx.Node) -> str:
         return "reduction"
     if (
         name in TABLE
-        and name not in WRITES | CONVOLUTIONS
+        and name not in WRITES | CONVOLUTIONS | RANDOM
         or getattr(node.target, "__name__", "") == "getitem"
     ):
         return "other"

@@ -221,6 +221,15 @@ def _(node: Node) -> Value:
     return sliced(node, x, dimension, start, step, size)
 
 
+def chosen(held: Expr, one: Expr, other: Expr) -> Expr:
+    """One of two, as a truth value says."""
+    match held:
+        case Const(bool(value)):
+            return one if value else other
+        case _:
+            return call("where", held, one, other)
+
+
 def inserted(
     node: Node,
     x: Value,
@@ -232,11 +241,7 @@ def inserted(
 
     def read(positions: tuple[Position, ...]) -> Expr:
         held = inside(node.writer.radix.flat(positions[dimension]))
-        if held == Const(True):
-            return own(positions)
-        return (
-            x.at(positions) if held == Const(False) else call("where", held, own(positions), x.at(positions))
-        )
+        return x.at(positions) if held == Const(False) else chosen(held, own(positions), x.at(positions))
 
     return Value(x.shape, x.dtype, x.layout, read, is_choice=True)
 
@@ -295,7 +300,7 @@ def _(node: Node) -> Value:
         )
         spot = (Part(minus(row, Const(abs(offset))), source.shape[-1]),)
         own = source.at([*(p for d, p in enumerate(positions) if d not in (one, other)), spot])
-        return call("where", compared("eq", row, column), own, x.at(positions))
+        return chosen(compared("eq", row, column), own, x.at(positions))
 
     return Value(x.shape, x.dtype, x.layout, read, is_choice=True)
 
@@ -379,11 +384,7 @@ def joined_along(node: Node, tensors: Sequence[Value], dimension: int) -> Value:
             if found is None:
                 found = own
                 continue
-            match compared("lt", flat, text(ends[place])):
-                case Const(kept):
-                    found = own if kept else found
-                case kept:
-                    found = call("where", kept, own, found)
+            found = chosen(compared("lt", flat, text(ends[place])), own, found)
         assert found is not None
         return stored(node.dtype, found)
 
