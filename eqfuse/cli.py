@@ -22,11 +22,9 @@ import eqfuse as eq
 from eqfuse import logs
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.loops.plan import WAYS
-from eqfuse.program_files import kernel_of, new, noted, numbers, read, sizes_in
-from eqfuse.terms.bounds import Beyond, longer_dimensions
+from eqfuse.program_files import kernel_of, new, noted, numbers, read, shape_of, shapes_of, sizes_in
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.terms.integers import LONGEST
-from eqfuse.terms.nodes import Program, Tensor
+from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.types import program_dtypes
@@ -107,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), sm_100, h200 or gfx942")
     _add_sizes(emit)
     emit.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
-    emit.add_argument("--output", type=writable, metavar="FILE.py", help="write the source there")
+    text = "a file to write the source to, or a folder for a module with its gradient, its test and its derivation"
+    emit.add_argument("--output", type=file_or_folder, metavar="FILE.py|FOLDER", help=text)
 
     explain = add(
         "explain", _explain, "print how the kernel of a program was derived, every step of it a rule"
@@ -227,6 +226,13 @@ def writable(file: str) -> Path:
     return path
 
 
+def file_or_folder(text: str) -> Path:
+    """Where sources go: a folder that is there or has no suffix, else a file."""
+    path = Path(text)
+    writable(str(path / "kernel.py") if path.is_dir() else text)
+    return path
+
+
 def _add_program(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "file", metavar="FILE", help="a program in the language of docs/language.md, or - for standard input"
@@ -297,12 +303,24 @@ def _kernel(options: argparse.Namespace, source: str | None = None) -> tuple[eq.
 
 
 def _emit(options: argparse.Namespace, console: Console) -> int:
-    kernel, _ = _kernel(options)
+    from eqfuse.vendor.files import name_of, write
+    from eqfuse.vendor.module import triton_of
+
+    kernel, sizes = _kernel(options)
+    if options.output and (options.output.is_dir() or not options.output.suffix):
+        stem = kernel.name if options.file == "-" else Path(options.file).stem
+        files, why = write(kernel, sizes, options.output, name_of(stem))
+        for file in files:
+            console.print(f"written to {options.output / file}", markup=False, soft_wrap=True)
+        if why:
+            console.print(f"without a gradient: {why}", markup=False, soft_wrap=True)
+        return 0
+    source = kernel.cpp if kernel.compiled.device.kind == "cpu" else triton_of(kernel, sizes)
     if options.output:
-        options.output.write_text(kernel.triton, encoding="utf-8")
+        options.output.write_text(source, encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)
     else:
-        print(kernel.triton)
+        print(source)
     return 0
 
 
@@ -338,8 +356,7 @@ def _prepare(options: argparse.Namespace, console: Console) -> int:
     sizes = {**given, **kernel.compiled.extents}
     if device.kind == "gpu" and not torch.cuda.is_available():
         return _prepare_elsewhere(kernel, console)
-    behind = _behind(program)
-    shapes = {tensor.name: _shape(tensor, behind, sizes) for tensor in program.tensors}
+    shapes = shapes_of(program, sizes)
     scalars = {name: sizes.get(name, 1) for name in program.integers}
     unknown = {axis: size for axis, size in sizes.items() if not _given_by(program, axis)}
     made = kernel.prepare({**shapes, **scalars}, sizes=unknown)
@@ -524,7 +541,6 @@ def _inputs(
     dtypes = program_dtypes(program)
     generator = torch.Generator().manual_seed(options.seed)
     tensors: dict[str, torch.Tensor] = {}
-    behind = _behind(program)
     for tensor in program.tensors:
         if tensor.name in given:
             tensors[tensor.name] = given.pop(tensor.name)
@@ -533,7 +549,7 @@ def _inputs(
         if not TORCH_DTYPES[dtype].is_floating_point:
             hint = "give it with --inputs FILE.npz; random integers would mean nothing"
             raise BindError(f"{tensor.name!r} holds {dtype} values", hint=hint)
-        shape = _shape(tensor, behind, sizes)
+        shape = shape_of(program, tensor, sizes)
         try:
             tensors[tensor.name] = torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
         except (RuntimeError, MemoryError):
@@ -544,25 +560,6 @@ def _inputs(
         raise BindError(f"the program has no tensor {next(iter(given))!r}", hint=f"tensors: {names}")
     place = _device(options.device)
     return {name: tensor.to(place) for name, tensor in tensors.items()}
-
-
-Behind = Mapping[tuple[str, int], tuple[str, Beyond]]
-"""What dimensions of tensors, by number, are read at beyond an axis of their own."""
-
-
-def _behind(program: Program) -> Behind:
-    places = longer_dimensions(program).items()
-    return {place: (axis, read) for place, reads in places for axis, read in reads.items()}
-
-
-def _shape(tensor: Tensor, behind: Behind, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of a tensor for these sizes. Raises BindError where one is missing."""
-    shape = []
-    for number, named in enumerate(tensor.axes):
-        axis, read = (named, None) if named else behind.get((tensor.name, number), (None, None))
-        size = _extent(tensor.name, number, axis, sizes)
-        shape.append(size if read is None else size * (read.times + 1) + read.offset)
-    return tuple(shape)
 
 
 def _device(name: str) -> torch.device:
@@ -579,18 +576,6 @@ def _device(name: str) -> torch.device:
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise BindError(f"there is no {name!r} here", hint=f"there are {torch.cuda.device_count()} devices")
     return place
-
-
-def _extent(tensor: str, number: int, axis: str | None, sizes: Mapping[str, int]) -> int:
-    if axis is None:
-        hint = f"declare the tensor ({tensor}: f32[i, j]) to name its axes, or give it with --inputs FILE.npz"
-        raise BindError(f"dimension {number + 1} of {tensor!r} has no axis of its own", hint=hint)
-    if axis not in sizes:
-        raise BindError(f"axis {axis!r} of {tensor!r} has no size", hint=f"add --size {axis}=128")
-    if not 0 <= sizes[axis] <= LONGEST:
-        hint = "a size is an integer, 0 or more, at most 2**48"
-        raise BindError(f"the size of axis {axis!r} is {sizes[axis]!r:.40}", hint=hint)
-    return sizes[axis]
 
 
 def _given_by(program: Program, axis: str) -> bool:

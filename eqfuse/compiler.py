@@ -41,6 +41,7 @@ from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.segments import segments
+from eqfuse.terms.sizes import undetermined
 from eqfuse.terms.split_axes import split_axes
 from eqfuse.terms.types import check_indices, program_dtypes
 from eqfuse.terms.views import Views
@@ -364,16 +365,23 @@ def _is_stuck(candidate: Candidate) -> bool:
     return any(isinstance(o.reduction, Reduce) and o.reduction.op == "sum" for o in obstacles)
 
 
-def emit_triton(derived: Derived, compiled: Compiled, name: str, recorded: str | None = None) -> str:
+def emit_triton(
+    derived: Derived,
+    compiled: Compiled,
+    name: str,
+    recorded: str | None = None,
+    given: Mapping[str, int] | None = None,
+) -> str:
     """The self-contained Triton module of a compiled shape; `recorded`: with positions of this dtype, and launches that torch
-    records."""
+    records. `given` are sizes of which it takes those of axes that no tensor has, where a call gives no others."""
     from eqfuse.tile.triton.module import emit
 
     program, plan = derived.program, compiled.chosen.plan
     with derived.timings.stage("emit"):
         nest = compiled.chosen.nest
         shards = {axis: plan.shards for axis, _ in nest.shards}
-        sizes = {**shards, **program.lengths}
+        own = {axis: size for axis, size in (given or {}).items() if axis in undetermined(program)}
+        sizes = {**own, **shards, **program.lengths}
         kinds = compiled.tile, program, compiled.dtypes, plan.configs
         source = emit(*kinds, name=name, sizes=sizes, extents=compiled.extents, recorded=recorded)
     logs.show("source", "Triton", lambda: source)

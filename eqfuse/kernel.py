@@ -592,6 +592,15 @@ class Kernel:
 
         return opened(self._shapes, tensors, numbers, sizes)
 
+    def planned(self, sizes: Mapping[str, int], dtypes: Mapping[str, str] | None = None) -> Kernel:
+        """This kernel with its plan before any call for these sizes (others count as 256), and for tensors of these dtypes, where the
+        program declares none. Raises BindError for other axes."""
+        found = replace(self, first=compiler.nominal_extents(self.program, sizes), at_once=False)
+        every = {**program_dtypes(self.program), **(dtypes or {})}
+        with found._lock:
+            found._current = found._shapes.compile(found._extents, every, found.device)
+        return found
+
     # -- streaming ---------------------------------------------------------------------------------
 
     @property

@@ -16,6 +16,9 @@ import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.errors import BindError, EqfuseError, did_you_mean
 from eqfuse.names import Names
+from eqfuse.terms.bounds import longer_dimensions
+from eqfuse.terms.integers import LONGEST
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Program, Tensor, walk
 from eqfuse.terms.parser import parse
 from eqfuse.terms.syntax import selections
 from eqfuse.terms.types import program_dtypes
@@ -90,6 +93,53 @@ def kernel_of(
         sizes={axis: size for axis, size in every.items() if axis in axes or axis in sizes},
     )
     return kernel, every
+
+
+def shapes_of(program: Program, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a program's tensors for these sizes. Raises BindError where one is missing."""
+    return {tensor.name: shape_of(program, tensor, sizes) for tensor in program.tensors}
+
+
+def shape_of(program: Program, tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a tensor for these sizes. A dimension without an axis of its own is as long as the furthest read of it. Raises BindError
+    where a size is missing."""
+    behind = longer_dimensions(program)
+    shape = []
+    for number, named in enumerate(tensor.axes):
+        reads = behind.get((tensor.name, number), {})
+        axes = [named] if named else list(dict.fromkeys((*reads, *axes_along(program, tensor, number))))
+        at = [] if named else _indexes(program, tensor, number)
+        fixed = [int(index.value) + 1 for index in at if isinstance(index, Const)]
+        if not axes and not fixed:
+            hint = f"declare the tensor ({tensor.name}: f32[i, j]) to name its axes, or give it with --inputs FILE.npz"
+            raise BindError(f"dimension {number + 1} of {tensor.name!r} has no axis of its own", hint=hint)
+        lengths = [_extent(tensor.name, axis, sizes) for axis in axes]
+        if not named:
+            ends = zip(lengths, map(reads.get, axes), strict=True)
+            lengths = [n if read is None else n * (read.times + 1) + read.offset for n, read in ends]
+        shape.append(max((*lengths, *fixed)))
+    return tuple(shape)
+
+
+def axes_along(program: Program, tensor: Tensor, number: int) -> list[str]:
+    """The axes whose positions are those of a dimension."""
+    found = (index.name for index in _indexes(program, tensor, number) if isinstance(index, Axis))
+    return list(dict.fromkeys(program.domains.get(axis, axis) for axis in found))
+
+
+def _indexes(program: Program, tensor: Tensor, number: int) -> list[Expr]:
+    """What a dimension is read at."""
+    nodes = walk(*(output.expr for output in program.outputs))
+    return [node.index[number] for node in nodes if isinstance(node, Load) and node.tensor == tensor.name]
+
+
+def _extent(tensor: str, axis: str, sizes: Mapping[str, int]) -> int:
+    if axis not in sizes:
+        raise BindError(f"axis {axis!r} of {tensor!r} has no size", hint=f"add --size {axis}=128")
+    if not 0 <= sizes[axis] <= LONGEST:
+        hint = "a size is an integer, 0 or more, at most 2**48"
+        raise BindError(f"the size of axis {axis!r} is {sizes[axis]!r:.40}", hint=hint)
+    return sizes[axis]
 
 
 def shipped() -> dict[str, str]:

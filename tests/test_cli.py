@@ -143,7 +143,7 @@ def test_output_that_cannot_be_written_is_refused_first(
     softmax: str, file: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["emit", softmax, "--output", file])
+        main(["explain", softmax, "--output", file])
     assert why in capsys.readouterr().err
 
 

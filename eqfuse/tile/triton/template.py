@@ -9,9 +9,10 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
-from eqfuse.terms.bounds import selected_axes
+from eqfuse.terms.bounds import longer_dimensions, selected_axes
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Program, Size
+from eqfuse.terms.sizes import places
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.triton.functions import HELPERS
 from eqfuse.tile.triton.parameters import Names
@@ -196,7 +197,7 @@ class Template(ABC, Generic[Text]):
         given = ", ".join(f'"{name}": {name}' for name in self._inputs)
         body.append(self._remembered(known, key))
         body.append(f'if "sizes" not in {known}:')
-        body.append(f'    {known}["sizes"] = axis_sizes({{{given}}}, {sizes})')
+        body.append(f'    {known}["sizes"] = axis_sizes({{{given}}}, {extents_text(self._source, sizes)})')
         for axis, selecting in selected_axes(self._source).items():
             body.append(f'    if not {known}["sizes"]["{axis}"]:')
             body.append(
@@ -296,6 +297,29 @@ class Template(ABC, Generic[Text]):
     @abstractmethod
     def computed(self, kernel: Text, items: str, integers: str, size: str, blocks: str) -> list[str]:
         """What is computed for a choice of blocks, from the number of blocks and the kernel's integers on."""
+
+
+def extents_text(source: Program, sizes: str) -> str:
+    """The text of the extents that are given, under the name `sizes`, with those of axes that share a dimension with others, or that it goes
+    beyond: the table of axes does not have them."""
+    root = Root(source.domains.items())
+    known = {axis and root[axis] for tensor in source.tensors for axis in tensor.axes}
+    found: dict[str, str] = {}
+    for axis, tensor, dimension in places(source):
+        found.setdefault(root[axis], f"{tensor}.shape[{dimension}]")
+    for (tensor, dimension), reads in longer_dimensions(source).items():
+        for axis, read in reads.items():
+            text = (
+                f"({tensor}.shape[{dimension}] - {read.offset})"
+                if read.offset
+                else f"{tensor}.shape[{dimension}]"
+            )
+            if not read.scalar:
+                found.setdefault(
+                    root[axis], f"{text} // {read.times + 1}" if read.times else text.strip("()")
+                )
+    read_off = ", ".join(f'"{axis}": {text}' for axis, text in found.items() if axis not in known)
+    return f"{{{read_off}, **({sizes} or {{}})}}" if read_off else sizes
 
 
 class Root(dict[str, str]):

@@ -1,0 +1,257 @@
+"""`eqfuse emit FILE --output FOLDER`: a kernel as files for other projects, which need nothing of eqfuse: the module, its test, and how it was
+derived."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from eqfuse import compiler
+from eqfuse.errors import EqfuseError
+from eqfuse.kernel import Kernel
+from eqfuse.program_files import Number, axes_along, noted, numbers, shapes_of, sizes_in
+from eqfuse.terms.nodes import Call, Load, Program, walk
+from eqfuse.terms.types import KINDS, program_dtypes
+from eqfuse.tile.triton.template import TORCH_DTYPES, tuple_text
+from eqfuse.vendor.module import Differentiated, fitting, module_of, plain_module_of
+from eqfuse.vendor.reference import reference
+
+SMALL = (3, 5, 7, 4, 11, 6)
+"""Sizes of the axes of a test, in turn, where the program's file says none."""
+
+HALVES = frozenset({"f16", "bf16"})
+
+
+def write(kernel: Kernel, sizes: Mapping[str, int], folder: Path, name: str) -> tuple[list[str], str]:
+    """Writes NAME.py, NAME_test.py and NAME.md to a folder, which is made where it is not there; their names, and why there is no gradient
+    among them, if there is none. Raises EqfuseError where no plan fits, a test cannot be written, or the folder."""
+    if kernel.compiled.device.kind == "cpu":
+        raise EqfuseError(
+            "the files of a folder are for a GPU", hint="--target sm_90, or --output kernel.cpp"
+        )
+    fitting(kernel)
+    made, why = None, "no output has one by a tensor of real numbers"
+    try:
+        made = Differentiated.of(kernel, sizes)
+    except EqfuseError as error:
+        why = error.message
+    module = plain_module_of(kernel, name, sizes) if made is None else module_of(made, name, sizes)
+    texts = {
+        f"{name}.py": module,
+        f"{name}_test.py": _test(kernel.program, name, made),
+        f"{name}.md": "\n".join(_lines(kernel, name, made, why)),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in texts.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EqfuseError(
+            f"{str(folder)!r} cannot be written: {error.strerror}", hint="name another folder"
+        ) from None
+    return list(texts), why if made is None else ""
+
+
+def name_of(text: str) -> str:
+    """A name of a function, a module and a file for a word."""
+    found = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return f"{found}_" if keyword.iskeyword(found) or not found[:1].isalpha() else found
+
+
+# The test ----------------------------------------------------------------------------------------
+
+TEST = '''"""Tests of {name}.py, against the program in float64, written plainly. Where there is no GPU, the kernels run in Triton's interpreter."""
+
+{imports}
+import numpy as np
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+
+import {name}  # noqa: E402
+from triton.runtime.errors import InterpreterError  # noqa: E402
+
+SIZES = {sizes}
+SCALARS = {scalars}
+TOLERANCE = {tolerance}
+
+
+def inputs(seed):
+    """Random tensors by name; positions are inside of what they are read from."""
+    random = np.random.default_rng(seed)
+    return {{
+{inputs}    }}
+
+
+def exact(tensors):
+    """The same numbers in float64."""
+    return {{name: (x.double() if x.is_floating_point() else x).cpu().numpy() for name, x in tensors.items()}}
+
+
+{reference}
+
+def several(outputs):
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+@contextmanager
+def kernels():
+    """What Triton's interpreter does not know is no fault of the kernels."""
+    try:
+        yield
+    except InterpreterError as error:
+        pytest.skip(f"Triton's interpreter fails: {{error}}")
+
+
+def check(found, expected):
+    found = found.detach().double().cpu().numpy()
+    largest = np.max(np.abs(expected), where=np.isfinite(expected), initial=1e-30)
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE * largest)
+
+
+def test_outputs():
+    for seed in range(3):
+        tensors = inputs(seed)
+        with kernels():
+            found = several({name}.{name}(**tensors, **SCALARS, sizes=SIZES))
+        with np.errstate(all="ignore"):
+            expected = reference(**exact(tensors), **SCALARS, sizes=SIZES)
+        for one, other in zip(found, several(expected), strict=True):
+            check(one, other)
+'''
+
+GRADIENT = '''
+
+def test_gradients():
+    """Against differences of the program in float64, along random directions."""
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        tensors = inputs(seed)
+        for name in {names}:
+            tensors[name].requires_grad_()
+        with kernels():
+            found = several({name}.{name}(**tensors, **SCALARS, sizes=SIZES))
+            real = [place for place, x in enumerate(found) if x.requires_grad]
+            cotangents = [torch.tensor(random.normal(size=found[place].shape)).to(found[place]) for place in real]
+            torch.autograd.backward([found[place] for place in real], cotangents)
+        values = exact({{name: x.detach() for name, x in tensors.items()}})
+        weights = [x.double().cpu().numpy() for x in cotangents]
+
+        def weighed(step, name, direction, values=values, weights=weights, real=real):
+            moved = {{**values, name: values[name] + step * direction}}
+            with np.errstate(all="ignore"):
+                outputs = several(reference(**moved, **SCALARS, sizes=SIZES))
+            return sum(np.sum(outputs[place] * weight) for place, weight in zip(real, weights, strict=True))
+
+        for name in {names}:
+            direction = random.normal(size=values[name].shape)
+            slope = (weighed(1e-5, name, direction) - weighed(-1e-5, name, direction)) / 2e-5
+            gradient = tensors[name].grad.double().cpu().numpy()
+            size = max(np.linalg.norm(gradient), abs(slope))
+            assert abs(np.sum(gradient * direction) - slope) <= 10 * TOLERANCE * size, name
+'''
+
+
+def _test(program: Program, name: str, made: Differentiated | None) -> str:
+    dtypes, source = program_dtypes(program), program.source
+    sizes = _small(program)
+    shapes = shapes_of(program, sizes)
+    scalars = _scalars(program)
+    rows = ""
+    for tensor in program.tensors:
+        dtype, shape = dtypes[tensor.name], shapes[tensor.name]
+        rows += f'        "{tensor.name}": torch.tensor({_random(program, tensor.name, dtype, shapes)}).to(DEVICE, {TORCH_DTYPES[dtype]}),\n'
+        assert len(shape) == tensor.rank
+    written = reference(program)
+    casts = (node.fn for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Call))
+    is_half = not HALVES.isdisjoint((*(dtypes[tensor.name] for tensor in program.tensors), *casts))
+    text = TEST.format(
+        name=name,
+        imports="\n".join(
+            (["import math"] if "math." in written else [])
+            + ["import os", "from contextlib import contextmanager\n"]
+        ),
+        sizes=_table(sizes),
+        scalars=_table(scalars),
+        tolerance="2e-2" if is_half else "1e-4",
+        inputs=rows,
+        reference=written,
+    )
+    if made is None:
+        return text
+    if re.search(r"\bstop\(", source):
+        return text + "\n\n# The gradient is not compared with differences: the program stops it.\n"
+    return text + GRADIENT.format(name=name, names=tuple_text([f'"{each}"' for each in made.names]))
+
+
+def _table(entries: Mapping[str, Number]) -> str:
+    return "{" + ", ".join(f'"{key}": {value!r}' for key, value in entries.items()) + "}"
+
+
+def _small(program: Program) -> dict[str, int]:
+    """Sizes of a test."""
+    said = sizes_in(noted(program.source, "small"))
+    axes = compiler.nominal_extents(program)
+    free = [axis for axis in axes if axis not in {*program.domains, *program.lengths, *program.computed}]
+    chosen = {axis: SMALL[place % len(SMALL)] for place, axis in enumerate(free)}
+    chosen |= {axis: size for axis, size in said.items() if axis in chosen}
+    for tensor in program.tensors:
+        for place in range(tensor.rank):
+            first, *others = [axis for axis in axes_along(program, tensor, place) if axis in chosen] or [""]
+            chosen |= {axis: chosen[first] for axis in others}
+    found = compiler.nominal_extents(program, chosen)
+    return {axis: size for axis, size in found.items() if axis not in program.domains}
+
+
+def _scalars(program: Program) -> dict[str, Number]:
+    """Numbers for the scalars of a test: those of a line `# scalars:`, else one that is no special case."""
+    said = numbers(noted(program.source, "scalars"), "--scalar")
+    return {name: said.get(name, 2 if name in program.integers else 0.625) for name in program.scalars}
+
+
+def _random(program: Program, name: str, dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The text of random values of a tensor: normal numbers, or integers."""
+    shape = tuple_text(list(map(str, shapes[name])))
+    if dtype == "bool":
+        return f"random.random(size={shape}) < 0.5"
+    if dtype not in KINDS:
+        return f"random.normal(size={shape})"
+    reads = [node for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Load)]
+    most = [
+        shapes[load.tensor][place] if isinstance(index, Load) else 1  # of a sum with others, 0 is safe alone
+        for load in reads
+        for place, index in enumerate(load.index)
+        if any(isinstance(part, Load) and part.tensor == name for part in walk(index))
+    ]
+    longest = max(size for each in shapes.values() for size in (*each, 1))
+    text = f"random.integers(0, {min(most, default=longest + 1)}, size={shape})"
+    promised = {node.tensor for pair in program.at_most for node in walk(*pair) if isinstance(node, Load)}
+    return f"np.sort({text})" if name in promised else text
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def _lines(kernel: Kernel, name: str, made: Differentiated | None, why: str) -> Iterator[str]:
+    yield f"# {name}\n"
+    yield f"```text\n{kernel.program.source.strip()}\n```\n"
+    cost = kernel.plan.cost
+    seconds = f", predicted to take {cost.seconds:.3g} s" if cost and math.isfinite(cost.seconds) else ""
+    sizes = " ".join(f"{axis}={size}" for axis, size in kernel.compiled.extents.items())
+    yield f"`{name}.py` was made for {kernel.compiled.device.name}, with the plan for {sizes}: {kernel.plan.schedule}{seconds}."
+    yield f"`{name}_test.py` compares it with the program in float64.\n"
+    yield f"## Derivation\n\n```text\n{kernel.explain().strip()}\n```\n"
+    yield f"## Certificate\n\n```text\n{kernel.certificate}\n```\n"
+    if made is None:
+        yield f"There is no gradient: {why}.\n"
+        return
+    yield f"## Gradient by {', '.join(made.names)}\n"
+    yield f"```text\n{made.backward.program.source.strip()}\n```\n"
+    yield f"```text\n{made.backward.merge}\n```\n"
+    yield f"```text\n{made.backward.certificate}\n```\n"
