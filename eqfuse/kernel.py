@@ -31,6 +31,7 @@ from eqfuse.limits import OverLimit
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.loops.plans import Plans
+from eqfuse.lowered import native_source
 from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded, recorded
 from eqfuse.rules.printer import MergeText
@@ -758,7 +759,7 @@ class Kernel:
         host = self._calls.runners.host(self.compiled)
         if host is None and self.compiled.device.kind == "cpu":
             with self._lock:
-                return self._calls.runners.cpp(self.compiled)
+                return native_source(self.compiled, self.program).text
         text = None if host is None else host.text
         if text is None:
             why = "nothing was called on a CPU" if host is None else host.code or "it is switched off"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eqfuse.errors import VerificationError
+from eqfuse.compiled import Compiled
+from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extract.devices import Device
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.storage import resolve_extents
 
-if TYPE_CHECKING:  # loaded at first use: every start would wait for it
+if TYPE_CHECKING:  # loaded at first use: every start would wait for them
+    from eqfuse.tile.native.context import Interface
     from eqfuse.tile.roles.nodes import RolesProgram
 
 
@@ -36,6 +40,47 @@ def lower_nest(
     smallest = least_dot or (1 if on_cpu else TENSOR_CORE_MIN)
     tiles = lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest)
     return run_passes(tiles, passes_for(device.kind), dtypes)
+
+
+def native_tiles(compiled: Compiled, program: Program) -> TileProgram:
+    """The tile program of a shape in blocks for native code on a CPU."""
+    from eqfuse.tile.native.blocks import native_configs
+
+    chosen, sizes = compiled.chosen, _sizes(compiled)
+    configs = native_configs(compiled.tile, chosen.plan.configs, sizes)
+    return lower_nest(chosen.nest, program, compiled.dtypes, configs, compiled.device)
+
+
+@dataclass(frozen=True)
+class NativeSource:
+    """The C++ of a tile program for contiguous tensors; `sizes` are those of its axes."""
+
+    tiles: TileProgram
+    interface: Interface
+    sizes: Mapping[str, int]
+    text: str
+
+
+def native_source(compiled: Compiled, program: Program) -> NativeSource:
+    """The C++ of a shape on a CPU, which is not compiled. Raises EqfuseError, which says why, where it has none."""
+    from eqfuse.tile.native.context import Interface
+    from eqfuse.tile.native.nodes import NotNative
+    from eqfuse.tile.native.printer import source_of
+
+    tiles, sizes = native_tiles(compiled, program), _sizes(compiled)
+    ranks = {tensor.name: tensor.rank for tensor in program.tensors}
+    rows = frozenset((name, rank - 1) for name, rank in ranks.items() if rank)
+    interface = Interface.of(tiles, ranks, rows, sizes)
+    try:
+        return NativeSource(tiles, interface, sizes, source_of(tiles, interface, sizes))
+    except NotNative as why:
+        raise EqfuseError(f"there is no C++: {why}", hint="torch calls run the kernel on a CPU") from None
+
+
+def _sizes(compiled: Compiled) -> dict[str, int]:
+    """The size of every axis, and the numbers of shards."""
+    shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
+    return resolve_extents(compiled.tile, compiled.extents, shards)
 
 
 def in_roles(

@@ -8,6 +8,7 @@ import torch
 from test_native_programs import bound
 
 import eqfuse as eq
+from eqfuse.lowered import native_tiles
 from eqfuse.tile.native.ahead import PARTS
 from eqfuse.tile.native.context import Context, Interface, Names
 from eqfuse.tile.native.run import unit_dims
@@ -20,7 +21,7 @@ def asked(source: str, **tensors: torch.Tensor) -> list[list[int]]:
     """The parts that each load of the first kernel asks for, in the order of the passes."""
     kernel = eq.compile(source, verify=False)
     compiled, given, _ = bound(kernel, tensors)
-    tiles = kernel._calls.runners.tiles(compiled)
+    tiles = native_tiles(compiled, kernel.program)
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
     sizes = resolve_extents(tiles, compiled.extents, shards)
     interface = Interface.of(tiles, {n: t.dim() for n, t in given.items()}, unit_dims(given), sizes)

@@ -17,6 +17,7 @@ import eqfuse as eq
 from bench.workloads import WORKLOADS
 from eqfuse.arguments import Arguments
 from eqfuse.loops.plan import SCHEDULES
+from eqfuse.lowered import native_tiles
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter
 from eqfuse.tile.native.products import give
@@ -40,7 +41,7 @@ def both(
 ) -> list[tuple[torch.Tensor, np.ndarray]]:
     """The outputs of the native kernel, and those of the tile interpreter in float32 from the same tile program."""
     compiled, tensors, scalars = bound(kernel, values)
-    tiles, program = kernel._calls.runners.tiles(compiled), kernel.program
+    tiles, program = native_tiles(compiled, kernel.program), kernel.program
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
     loaded = loaded_dtypes(tiles)
     given = {name: prepared(tensor, loaded.get(name)) for name, tensor in tensors.items()}
@@ -349,7 +350,7 @@ def test_a_single_block_is_in_no_parallel_region(rows: int, levels: set[int]) ->
     compiled, tensors, scalars = bound(kernel, values)
     ranks = {name: tensor.dim() for name, tensor in tensors.items()}
     native = NativeProgram(
-        kernel._calls.runners.tiles(compiled), ranks, unit_dims(tensors), compiled.extents, {}
+        native_tiles(compiled, kernel.program), ranks, unit_dims(tensors), compiled.extents, {}
     )
     found = set()
     called = ctypes.CFUNCTYPE(None)(lambda: found.add(level()))

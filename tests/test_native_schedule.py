@@ -11,6 +11,7 @@ from test_native_programs import both, bound
 from test_native_programs import check as compared
 
 import eqfuse as eq
+from eqfuse.lowered import native_tiles
 from eqfuse.tile.check import TileError
 from eqfuse.tile.native import schedule
 from eqfuse.tile.native.context import Context, CppNames, Interface
@@ -44,7 +45,7 @@ def context(source: str, **tensors: torch.Tensor) -> Context:
     """The first kernel of a program, before it is written."""
     kernel = eq.compile(source, verify=False)
     compiled, given, _ = bound(kernel, tensors)
-    tiles = kernel._calls.runners.tiles(compiled)
+    tiles = native_tiles(compiled, kernel.program)
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
     sizes = resolve_extents(tiles, compiled.extents, shards)
     interface = Interface.of(tiles, {n: t.dim() for n, t in given.items()}, unit_dims(given), sizes)
@@ -86,7 +87,7 @@ def test_rows_at_once_have_their_numbers_before_them() -> None:
     source = f"{COLUMNS}\nm[c] = max[r](x[r,c])\nreturn s, m"
     kernel = eq.compile(source, prefer="rolling", verify=False)
     compared(both(kernel, {"x": x}))
-    tiles, program = kernel._calls.runners.tiles(bound(kernel, {"x": x})[0]), context(source, x=x)
+    tiles, program = native_tiles(bound(kernel, {"x": x})[0], kernel.program), context(source, x=x)
     made = Context(tiles.kernels[0], tiles, program.interface, {"c": 70, "r": 39}, CppNames(), 0)
     (jam, *_) = (n for n in _all_nodes(scheduled(made.tree)) if isinstance(n, Jam))
     assert [type(leaf.item.op) for leaf in jam.before if isinstance(leaf.item, Define)] == [Positions]

@@ -23,6 +23,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.program_files import kernel_of, noted, numbers, shapes_of, shipped
 from eqfuse.terms.parser import parse
 from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.native.build import FLAGS
 from eqfuse.vendor.files import _random, _scalars, _small, name_of
 from eqfuse.vendor.module import fitting, merged
 from eqfuse.vendor.reference import reference
@@ -297,5 +298,78 @@ def test_source_for_the_cpu_is_cpp(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "x.eqf").write_text(SOFTMAX)
     assert main(["emit", str(tmp_path / "x.eqf"), "--target", "cpu"]) == 0
     assert 'extern "C" void run(' in capsys.readouterr().out
+
+
+# In C++ ------------------------------------------------------------------------------------------
+
+
+@needs.cxx
+@pytest.mark.slow(but=["attention", "named"])
+@pytest.mark.parametrize(
+    "name, source",
+    [
+        ("softmax", SOFTMAX),
+        ("attention", ATTENTION.replace("f16", "f32")),
+        ("halves", "x: f16[i, j]\ny: f16[i]\ny[i] = sum[j](x[i,j] * x[i,j])"),
+        (
+            "named",
+            "y[i] = sum[j](new[i,j] * I[j] * F[j//2]) * auto + size\nsize: i32\nF: f32[c]\nc: axis[N(j) // 2 + 1]",
+        ),
+        ("pair", "y[i] = sum[j](x[i] * x[j])\nn[i] = sum[j](where(x[j] > x[i], 1, 0))\nreturn y, n"),
+        ("variance", "m[i] = mean[j](x[i,j])\ny = sum[i,j](sq(x[i,j] - m[i]))"),
+    ],
+)
+def test_cpp_passes_its_test(
+    name: str, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = emitted(tmp_path, name, source, "--target", "cpu")
+    assert "without a gradient: files in C++ have none" in capsys.readouterr().out
+    assert {file.name for file in out.iterdir()} >= {
+        f"{name}{end}" for end in (".cpp", ".h", "_test.py", ".md")
+    }
+    shown = outcome(out)
+    assert "2 passed" in shown, shown
+
+
+@needs.cxx
+def test_wrong_cpp_fails_its_test(tmp_path: Path) -> None:
+    out = emitted(tmp_path, "softmax", SOFTMAX, "--target", "cpu")
+    text = (out / "softmax.cpp").read_text()
+    (out / "softmax.cpp").write_text(
+        text.replace("  return failure[0]", "  y[0] += 0.01;\n  return failure[0]")
+    )
+    shown = outcome(out)
+    assert "2 failed" in shown and "Not equal to tolerance" in shown
+
+
+@needs.cxx
+def test_functions_in_c_link_with_each_other_and_tell_of_positions_outside(tmp_path: Path) -> None:
+    out = emitted(tmp_path, "gather", "t: i32[i]\nx: f32[s, d]\ny[i] = sum[d](x[t[i],d])", "--target", "cpu")
+    emitted(tmp_path, "product", "y[i,k] = sum[j](a[i,j] * b[j,k])", "--target", "cpu")
+    emitted(tmp_path, "other", "y[i,k] = sum[j](a[i,j] * b[j,k])", "--target", "cpu")
+    (out / "user.c").write_text("""
+#include "gather.h"
+#include "other.h"
+#include "product.h"
+int main() {
+  float x[6] = {1, 2, 3, 4, 5, 6}, y[2];
+  int32_t inside[2] = {2, 0}, outside[2] = {0, 3};
+  if (gather(inside, x, y, 2, 2, 3, 1) || y[0] != 11 || y[1] != 3) return 1;
+  if (!gather(outside, x, y, 2, 2, 3, 1)) return 2;
+  float z[1];
+  return product(x, x, z, 1, 3, 1, 1) || z[0] != 14 || other(x, x, z, 1, 3, 1, 1) ? 3 : 0;
+}
+""")
+    flags = [flag for flag in FLAGS if flag not in ("-shared", "-std=c++17")]
+    for command in (
+        ["cc", "-c", "user.c", "-o", "user.o"],
+        ["c++", *flags, "gather.cpp", "product.cpp", "other.cpp", "user.o", "-o", "user"],
+        ["./user"],
+    ):
+        subprocess.run(command, cwd=out, check=True)
+
+
+def test_elements_that_c_has_not_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.eqf").write_text("x: bf16[i, j]\ny[i] = sum[j](x[i,j])")
     assert main(["emit", str(tmp_path / "x.eqf"), "--target", "cpu", "--output", str(tmp_path / "out")]) == 2
-    assert "the files of a folder are for a GPU" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("C has no elements of bf16, which x is made of")

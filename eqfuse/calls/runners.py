@@ -14,14 +14,11 @@ from eqfuse.calls.specialization import Specialization, Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import place_of
-from eqfuse.errors import EqfuseError
 from eqfuse.fast_dataclass import dataclass
-from eqfuse.lowered import lower_nest
+from eqfuse.lowered import native_tiles
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.threads import undisturbed
 from eqfuse.tile.modes import Mode
-from eqfuse.tile.nodes import TileProgram
-from eqfuse.tile.storage import resolve_extents
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.tile.gluon.launch import GluonProgram
@@ -97,8 +94,9 @@ class Runners:
         if compiled.device.kind == "cpu":
             from eqfuse.tile.host import HostProgram
 
+            program = self._derived.program
             mode: Mode = "wait" if wait and self.native == "background" else self.native
-            host = HostProgram(compiled.tile, lambda: self.tiles(compiled), self._derived.program, mode)
+            host = HostProgram(compiled.tile, lambda: native_tiles(compiled, program), program, mode)
             self._programs[id(compiled)] = compiled, host
             return host
         from eqfuse.tile.triton.launch import TritonProgram
@@ -122,32 +120,6 @@ class Runners:
             return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
         return run
-
-    def tiles(self, compiled: Compiled) -> TileProgram:
-        """The tile program of a shape in blocks for native code on a CPU."""
-        from eqfuse.tile.native.blocks import native_configs
-
-        chosen, program = compiled.chosen, self._derived.program
-        shards = {axis: chosen.plan.shards for axis, _ in chosen.nest.shards}
-        sizes = resolve_extents(compiled.tile, compiled.extents, shards)
-        configs = native_configs(compiled.tile, chosen.plan.configs, sizes)
-        return lower_nest(chosen.nest, program, compiled.dtypes, configs, compiled.device)
-
-    def cpp(self, compiled: Compiled) -> str:
-        """The C++ of a shape for contiguous tensors, not compiled. Raises EqfuseError, which says why, where it has none."""
-        from eqfuse.tile.native.context import Interface
-        from eqfuse.tile.native.nodes import NotNative
-        from eqfuse.tile.native.printer import source_of
-
-        try:
-            tiles = self.tiles(compiled)
-            shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
-            sizes = resolve_extents(tiles, compiled.extents, shards)
-            ranks = {tensor.name: tensor.rank for tensor in self._derived.program.tensors}
-            rows = frozenset((name, rank - 1) for name, rank in ranks.items() if rank)
-            return source_of(tiles, Interface.of(tiles, ranks, rows, sizes), sizes)
-        except NotNative as why:
-            raise EqfuseError(f"there is no C++: {why}", hint="torch calls run the kernel") from None
 
     def host(self, compiled: Compiled) -> HostProgram | None:
         """What runs a shape on a CPU; None before it is called there."""

@@ -15,7 +15,9 @@ from eqfuse.kernel import Kernel
 from eqfuse.program_files import Number, axes_along, noted, numbers, shapes_of, sizes_in
 from eqfuse.terms.nodes import Call, Load, Program, walk
 from eqfuse.terms.types import KINDS, program_dtypes
+from eqfuse.tile.native.build import FLAGS
 from eqfuse.tile.triton.template import TORCH_DTYPES, tuple_text
+from eqfuse.vendor.cpp import CFunction
 from eqfuse.vendor.module import Differentiated, fitting, module_of, plain_module_of
 from eqfuse.vendor.reference import reference
 
@@ -26,14 +28,19 @@ HALVES = frozenset({"f16", "bf16"})
 
 
 def write(kernel: Kernel, sizes: Mapping[str, int], folder: Path, name: str) -> tuple[list[str], str]:
-    """Writes NAME.py, NAME_test.py and NAME.md to a folder, which is made where it is not there; their names, and why there is no gradient
+    """Writes NAME.py, or for a CPU NAME.cpp and NAME.h, and NAME_test.py and NAME.md to a folder, which is made where it is not there; their names, and why there is no gradient
     among them, if there is none. Raises EqfuseError where no plan fits, a test cannot be written, or the folder."""
-    if kernel.compiled.device.kind == "cpu":
-        raise EqfuseError(
-            "the files of a folder are for a GPU", hint="--target sm_90, or --output kernel.cpp"
-        )
-    fitting(kernel)
     made, why = None, "no output has one by a tensor of real numbers"
+    if kernel.compiled.device.kind == "cpu":
+        function, why = CFunction(kernel, name), "files in C++ have none"
+        texts = {
+            f"{name}.cpp": function.source(),
+            f"{name}.h": function.header(),
+            f"{name}_test.py": _test_in_c(kernel.program, name, function),
+            f"{name}.md": "\n".join(_lines(kernel, name, made, why)),
+        }
+        return _written(folder, texts), why
+    fitting(kernel)
     try:
         made = Differentiated.of(kernel, sizes)
     except EqfuseError as error:
@@ -44,6 +51,10 @@ def write(kernel: Kernel, sizes: Mapping[str, int], folder: Path, name: str) -> 
         f"{name}_test.py": _test(kernel.program, name, made),
         f"{name}.md": "\n".join(_lines(kernel, name, made, why)),
     }
+    return _written(folder, texts), why if made is None else ""
+
+
+def _written(folder: Path, texts: Mapping[str, str]) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
@@ -52,7 +63,7 @@ def write(kernel: Kernel, sizes: Mapping[str, int], folder: Path, name: str) -> 
         raise EqfuseError(
             f"{str(folder)!r} cannot be written: {error.strerror}", hint="name another folder"
         ) from None
-    return list(texts), why if made is None else ""
+    return list(texts)
 
 
 def name_of(text: str) -> str:
@@ -163,14 +174,12 @@ def _test(program: Program, name: str, made: Differentiated | None) -> str:
     sizes = _small(program)
     shapes = shapes_of(program, sizes)
     scalars = _scalars(program)
-    rows = ""
-    for tensor in program.tensors:
-        dtype, shape = dtypes[tensor.name], shapes[tensor.name]
-        rows += f'        "{tensor.name}": torch.tensor({_random(program, tensor.name, dtype, shapes)}).to(DEVICE, {TORCH_DTYPES[dtype]}),\n'
-        assert len(shape) == tensor.rank
+    texts = {each.name: _random(program, each.name, dtypes[each.name], shapes) for each in program.tensors}
+    rows = "".join(
+        f'        "{each}": torch.tensor({text}).to(DEVICE, {TORCH_DTYPES[dtypes[each]]}),\n'
+        for each, text in texts.items()
+    )
     written = reference(program)
-    casts = (node.fn for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Call))
-    is_half = not HALVES.isdisjoint((*(dtypes[tensor.name] for tensor in program.tensors), *casts))
     text = TEST.format(
         name=name,
         imports="\n".join(
@@ -179,7 +188,7 @@ def _test(program: Program, name: str, made: Differentiated | None) -> str:
         ),
         sizes=_table(sizes),
         scalars=_table(scalars),
-        tolerance="2e-2" if is_half else "1e-4",
+        tolerance=_tolerance(program),
         inputs=rows,
         reference=written,
     )
@@ -188,6 +197,97 @@ def _test(program: Program, name: str, made: Differentiated | None) -> str:
     if re.search(r"\bstop\(", source):
         return text + "\n\n# The gradient is not compared with differences: the program stops it.\n"
     return text + GRADIENT.format(name=name, names=tuple_text([f'"{each}"' for each in made.names]))
+
+
+IN_C = '''"""Tests of {name}.cpp, against the program in float64, written plainly; $CXX, or c++, compiles it."""
+
+{imports}
+import numpy as np
+import pytest
+
+SIZES = {sizes}
+SCALARS = {scalars}
+TOLERANCE = {tolerance}
+
+
+@pytest.fixture(scope="session")
+def function(tmp_path_factory):
+    """The compiled function."""
+    library = tmp_path_factory.mktemp("{name}") / "{name}.so"
+    source = Path(__file__).parent / "{name}.cpp"
+    command = [*shlex.split(os.environ.get("CXX", "c++")), *{flags}, str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library)).{name}
+
+
+def inputs(seed):
+    """Random arrays by name; positions are inside of what they are read from."""
+    random = np.random.default_rng(seed)
+    return {{
+{inputs}    }}
+
+
+{reference}
+
+def array(values):
+    return values.ctypes.data_as(ctypes.c_void_p)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_outputs(function, threads):
+    for seed in range(3):
+        given = inputs(seed)
+        made = [{outputs}]
+        sizes = [ctypes.c_int64(size) for size in ({arguments})]
+        numbers = [{numbers}]
+        assert function(*map(array, (*given.values(), *made)), *sizes, *numbers, threads) == 0
+        exact = {{name: x.astype(float) if x.dtype.kind == "f" else x for name, x in given.items()}}
+        with np.errstate(all="ignore"):
+            expected = reference(**exact, **SCALARS, sizes=SIZES)
+        for found, other in zip(made, expected if isinstance(expected, tuple) else (expected,), strict=True):
+            largest = np.max(np.abs(other), where=np.isfinite(other), initial=1e-30)
+            np.testing.assert_allclose(found.astype(float), other, rtol=TOLERANCE, atol=TOLERANCE * largest)
+'''
+
+
+def _test_in_c(program: Program, name: str, function: CFunction) -> str:
+    sizes, dtypes = _small(program), program_dtypes(program)
+    shapes, scalars = shapes_of(program, sizes), _scalars(program)
+    texts = {each.name: _random(program, each.name, dtypes[each.name], shapes) for each in program.tensors}
+    rows = "".join(
+        f'        "{each}": np.asarray({text}).astype({function.inputs[each]}),\n'
+        for each, text in texts.items()
+    )
+    extents = {text: f'SIZES["{axis}"]' for axis, text in function.sizes.items()}
+    extents |= {text: str(shapes[tensor][place]) for text, (tensor, place) in function.dimensions.items()}
+    outputs = [
+        f"np.empty({tuple_text([extents.get(size, size) for size in shape])}, {dtype})"
+        for dtype, shape in function.results.values()
+    ]
+    numbers = [f'{kind}(SCALARS["{each}"])' for each, kind in function.numbers.items()]
+    written = reference(program)
+    modules = ["ctypes", *(["math"] if "math." in written else []), "os", "shlex", "subprocess"]
+    return IN_C.format(
+        name=name,
+        imports="\n".join([*(f"import {module}" for module in modules), "from pathlib import Path\n"]),
+        sizes=_table(sizes),
+        scalars=_table(scalars),
+        tolerance=_tolerance(program),
+        flags=list(FLAGS),
+        inputs=rows,
+        reference=written,
+        outputs=", ".join(outputs),
+        arguments="".join(f"{extents[each]}, " for each in extents).strip(),
+        numbers=", ".join(numbers),
+    )
+
+
+def _tolerance(program: Program) -> str:
+    """Of results, as a part of the largest one."""
+    dtypes = program_dtypes(program)
+    casts = (node.fn for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Call))
+    is_half = not HALVES.isdisjoint((*(dtypes[tensor.name] for tensor in program.tensors), *casts))
+    return "2e-2" if is_half else "1e-4"
 
 
 def _table(entries: Mapping[str, Number]) -> str:
@@ -244,7 +344,7 @@ def _lines(kernel: Kernel, name: str, made: Differentiated | None, why: str) -> 
     cost = kernel.plan.cost
     seconds = f", predicted to take {cost.seconds:.3g} s" if cost and math.isfinite(cost.seconds) else ""
     sizes = " ".join(f"{axis}={size}" for axis, size in kernel.compiled.extents.items())
-    yield f"`{name}.py` was made for {kernel.compiled.device.name}, with the plan for {sizes}: {kernel.plan.schedule}{seconds}."
+    yield f"`{name}.{'py' if kernel.compiled.device.kind == 'gpu' else 'cpp'}` was made for {kernel.compiled.device.name}, with the plan for {sizes}: {kernel.plan.schedule}{seconds}."
     yield f"`{name}_test.py` compares it with the program in float64.\n"
     yield f"## Derivation\n\n```text\n{kernel.explain().strip()}\n```\n"
     yield f"## Certificate\n\n```text\n{kernel.certificate}\n```\n"

@@ -48,10 +48,12 @@ def prelude(headers: tuple[str, ...] = PRELUDE) -> str:
     """What a source begins with."""
     room = files("eqfuse.tile.native")
     texts = ((room / name).read_text(encoding="utf-8") for name in headers)
-    sizes = (
-        f"#define CACHE {cache_bytes()}LL\n#ifndef PAST_CACHES\n#define PAST_CACHES {past_caches()}LL\n#endif"
-    )
-    return "\n".join([sizes, *texts])
+    return "\n".join([*_defined("CACHE", cache_bytes()), *_defined("PAST_CACHES", past_caches()), *texts])
+
+
+def _defined(name: str, number: int) -> tuple[str, str, str]:
+    """A number of bytes, unless the compiler is given another one."""
+    return f"#ifndef {name}", f"#define {name} {number}LL", "#endif"
 
 
 def _machine() -> str:
