@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from eqfuse import compiler
-from eqfuse.differentiate.gradient import cotangent, differentiable, real_outputs
+from eqfuse.differentiate.gradient import cotangents, differentiable
 from eqfuse.errors import EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.names import Names
@@ -46,7 +46,7 @@ class Differentiated:
         saving, backward = kernel.forward(names, dtypes), kernel.gradient(names, names, dtypes=dtypes)
         saved = kernel if saving.kernel is kernel else _planned(saving.kernel, sizes)  # type: ignore[arg-type]
         made = {buffer.name: buffer.dtype or "f32" for buffer in saved.compiled.tile.buffers}
-        made |= {cotangent(name): dtype for name, dtype in made.items()}
+        made |= {of: made[name] for name, of in cotangents(program).items() if name in made}
         known = {tensor.name: made[tensor.name] for tensor in backward.program.tensors if tensor.name in made}
         return cls(kernel, names, saving, saved, _planned(backward, sizes, known))
 
@@ -188,18 +188,18 @@ def _function(made: Differentiated, name: str) -> str:
     )
     ctx, sizes, size = (local.fresh(word) for word in ("ctx", "sizes", "size"))
     every = ", ".join([*outputs, *made.saving.residuals])
-    cotangents = [cotangent(each) for each in outputs]
-    real = real_outputs(made.kernel.program)
+    named = cotangents(made.kernel.program)
+    above = [named[each] if each in named else local.fresh("_") for each in outputs]
     constant = [each for each in outputs if each not in made.saving.tracked]
     saved = [*tensors, *(each for each in kept if each not in tensors)]
     read = [*(tensor.name for tensor in backward.tensors), *backward.scalars]
     cast = [
         f"{each} = {each}.to({NAMED[dtypes[each]]})"
-        for each, of in zip(cotangents, outputs, strict=True)
-        if of in real and each in dtypes  # that of an output without axes is a number
+        for each in above
+        if each in dtypes  # that of an output without axes is a number
     ]
-    gradients = [cotangent(each) for each in made.names]
-    given = {each: f"{cotangent(each)}.to({each}.dtype).reshape({each}.shape)" for each in made.names}
+    gradients = [named[each] for each in made.names]
+    given = {each: f"{named[each]}.to({each}.dtype).reshape({each}.shape)" for each in made.names}
     lines = [
         "class _Function(torch.autograd.Function):",
         "    @staticmethod",
@@ -212,7 +212,7 @@ def _function(made: Differentiated, name: str) -> str:
         "",
         "    @staticmethod",
         "    @torch.autograd.function.once_differentiable",
-        f"    def backward({', '.join([ctx, *cotangents])}):",
+        f"    def backward({', '.join([ctx, *above])}):",
         f"        {tuple_text(saved)[1:-1]} = {ctx}.saved_tensors",
         f"        {sizes}, {tuple_text(scalars) if scalars else '_'} = {ctx}.given",
         f"        {size} = axis_sizes({{{', '.join(_entry(each) for each in tensors)}}}, {extents_text(forward, sizes)})",
