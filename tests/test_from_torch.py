@@ -303,6 +303,7 @@ def test_what_cannot_be_expressed_is_named_with_its_line() -> None:
         (lambda x: x + torch.rand(3, 4), "aten.rand is not expressible: random numbers"),
         (lambda x: F.rrelu(x, training=True), "slopes that are random numbers"),
         (lambda x: x.nonzero(), "a size that depends on data"),
+        (lambda x: torch.bincount(x.argmax(1), minlength=4), "a size that depends on data"),
         (lambda x: x * x.max().item(), "a number that is taken out of a tensor"),
         (lambda x: F.one_hot(x.argmax(1)), "it asks what number a tensor holds"),
         (lambda x: torch.linalg.inv(x[:, :3]), "it decomposes a matrix"),
@@ -311,7 +312,8 @@ def test_what_cannot_be_expressed_is_named_with_its_line() -> None:
         (lambda x: F.multilabel_margin_loss(x, x.long()), "multilabel_margin_loss"),
         (lambda x: F.embedding_bag(x.argmax(1), x, x.argmax(1)), "embedding_bag with offsets"),
         (lambda x: x.clone().fill_diagonal_(1, wrap=True), "fill_diagonal_ with wrap"),
-        (lambda x: 3, "computes no tensor"),
+        (lambda x: 3, "it computes no tensor"),
+        (lambda x: x, "it returns its arguments, and computes no tensor"),
         (7, "no function of torch"),
     ],
 )

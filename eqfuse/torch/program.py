@@ -555,7 +555,9 @@ def _written(
         else:
             found.append(("number", made))
     if not values:
-        raise EqfuseError("it computes no tensor", hint="return what is computed")
+        is_given = any(kind == "argument" for kind, *_ in found)
+        what = "it returns its arguments, and computes no tensor" if is_given else "it computes no tensor"
+        raise EqfuseError(what, hint="return what is computed")
     writer = translation.writer
     outputs = [writer.names.definition("out") for _ in values] if len(values) > 1 else [_single(writer)]
     return text_of(translation, values, outputs), tuple(found)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from eqfuse.errors import EqfuseError
 from eqfuse.names import Names
@@ -180,7 +181,7 @@ class Translation:
         if any(each.dtype.is_complex for each in tensors):
             raise Unsupported("complex numbers")
         if packet not in TABLE:
-            raise Unsupported(_why_untranslated(packet.removeprefix("aten.")))
+            raise Unsupported(_why_untranslated(packet.removeprefix("aten."), tensors))
         if not tensors or len(tensors) < len(values) and packet not in PARTLY:
             raise Unsupported("its result is no tensor")
         shapes, dtypes = tuple(map(shape_of, tensors)), tuple(each.dtype for each in tensors)
@@ -236,13 +237,14 @@ UNTRANSLATED: Mapping[str, tuple[str, ...]] = {
     "random numbers (draw them outside of the function, and pass them)": (
         "rand", "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "poisson", "uniform",
     ),
-    "its result has a size that depends on data": ("nonzero", "_unique", "unique", "bincount", "masked_select"),
     "it decomposes a matrix, which the language cannot": ("linalg", "_linalg", "cholesky", "triangular_solve"),
 }  # fmt: skip
 """Why operators are not translated, by how their names begin."""
 
 
-def _why_untranslated(name: str) -> str:
+def _why_untranslated(name: str, results: Sequence[torch.Tensor]) -> str:
+    if any(map(free_unbacked_symbols, results)):
+        return "its result has a size that depends on data"
     found = (why for why, beginnings in UNTRANSLATED.items() if name.startswith(beginnings))
     return next(found, "eqfuse has no translation of it")
 
