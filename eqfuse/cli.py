@@ -100,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
     run.add_argument("--device", default="cpu", help="where the tensors live: cpu (default) or cuda")
 
-    emit = add("emit", _emit, "print the Triton source of a program")
+    emit = add(
+        "emit", _emit, "print the source of a kernel, Triton or C++, or write files for another project"
+    )
     _add_program(emit)
     emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), sm_100, h200 or gfx942")
     _add_sizes(emit)

@@ -136,7 +136,15 @@ def test_one_module_twice_keeps_its_state_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "word, name", [("rms-norm", "rms_norm"), ("class", "class_"), ("3d", "3d_"), ("été", "_t__")]
+    "word, name",
+    [
+        ("rms-norm", "rms_norm"),
+        ("class", "class_"),
+        ("3d", "k3d"),
+        ("été", "k_t_"),
+        ("random", "random_"),
+        ("torch", "torch_"),
+    ],
 )
 def test_names_of_modules(word: str, name: str) -> None:
     assert name_of(word) == name
@@ -186,11 +194,14 @@ def outcome(out: Path) -> str:
         ("count", "n[i] = sum[j](where(x[i,j] > 0, 1, 0))", 1),
         ("loss", shipped()["ops.linear_cross_entropy"], 2),
         ("straight", "y[i] = sum[j](x[i,j] + stop(round(x[i,j]) - x[i,j]))", 1),
+        ("random", '# """ \\ \\N*/\ny[i] = sum[j](x[i,j])', 2),
     ],
 )
 def test_modules_pass_their_tests_without_eqfuse(name: str, source: str, count: int, tmp_path: Path) -> None:
     out = emitted(tmp_path, name, source, "--target", "h200")
-    assert {file.name for file in out.iterdir()} >= {f"{name}.py", f"{name}_test.py", f"{name}.md"}
+    assert {file.name for file in out.iterdir()} >= {
+        f"{name_of(name)}{end}" for end in (".py", "_test.py", ".md")
+    }
     shown = outcome(out)
     assert re.search(rf"^{count} passed", shown, re.MULTILINE), shown
 
@@ -316,6 +327,7 @@ def test_source_for_the_cpu_is_cpp(tmp_path: Path, capsys: pytest.CaptureFixture
             "y[i] = sum[j](new[i,j] * I[j] * F[j//2]) * auto + size\nsize: i32\nF: f32[c]\nc: axis[N(j) // 2 + 1]",
         ),
         ("pair", "y[i] = sum[j](x[i] * x[j])\nn[i] = sum[j](where(x[j] > x[i], 1, 0))\nreturn y, n"),
+        ("comment", '# """ \\ */\ny[i] = sum[j](x[i,j])'),
         ("variance", "m[i] = mean[j](x[i,j])\ny = sum[i,j](sq(x[i,j] - m[i]))"),
     ],
 )

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -199,7 +199,7 @@ def compiled(request: Request) -> dict[str, Any]:
         return {"error": str(error), "line": error.span.line if error.span else None}
 
 
-def main(arguments: Mapping[str, str] | list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Waits for a request, and answers it."""
     seconds, memory = arguments
     limits = Limits(float(seconds), int(memory))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,10 +27,14 @@ SMALL = (3, 5, 7, 4, 11, 6)
 
 HALVES = frozenset({"f16", "bf16"})
 
+IMPORTED = ("numpy", "pytest", "torch", "triton")
+"""What the files import."""
+
 
 def write(kernel: Kernel, sizes: Mapping[str, int], folder: Path, name: str) -> tuple[list[str], str]:
-    """Writes NAME.py, or for a CPU NAME.cpp and NAME.h, and NAME_test.py and NAME.md to a folder, which is made where it is not there; their names, and why there is no gradient
-    among them, if there is none. Raises EqfuseError where no plan fits, a test cannot be written, or the folder."""
+    """Writes NAME.py, or for a CPU NAME.cpp and NAME.h, and NAME_test.py and NAME.md to a folder, which is made where it is not there; gives
+    their names, and why there is no gradient among them, if there is none. Raises EqfuseError where no plan fits, a test cannot be
+    written, or the folder."""
     made, why = None, "no output has one by a tensor of real numbers"
     if kernel.compiled.device.kind == "cpu":
         function, why = CFunction(kernel, name), "files in C++ have none"
@@ -67,9 +72,12 @@ def _written(folder: Path, texts: Mapping[str, str]) -> list[str]:
 
 
 def name_of(text: str) -> str:
-    """A name of a function, a module and a file for a word."""
+    """A name of a function, a module and a file for a word: one that no other module has, which the files import."""
     found = re.sub(r"\W", "_", text, flags=re.ASCII)
-    return f"{found}_" if keyword.iskeyword(found) or not found[:1].isalpha() else found
+    found = found if found[:1].isalpha() else f"k{found}"
+    return (
+        f"{found}_" if keyword.iskeyword(found) or found in (*sys.stdlib_module_names, *IMPORTED) else found
+    )
 
 
 # The test ----------------------------------------------------------------------------------------

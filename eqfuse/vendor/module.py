@@ -76,14 +76,15 @@ def triton_of(kernel: Kernel, sizes: Mapping[str, int]) -> str:
 def module_of(made: Differentiated, name: str, sizes: Mapping[str, int]) -> str:
     """The module whose function `name` is differentiable."""
     texts = [triton_of(kernel, sizes) for kernel in (made.forward, made.backward)]
-    first, second = (ast.get_docstring(ast.parse(text), clean=False) or "" for text in texts)
+    # The docstrings as they stand, with what is escaped in them.
+    first, second = (text.split('"""\n')[0].removeprefix('"""').strip() for text in texts)
     about = f'''"""{name}: Triton kernels and their gradient under torch's autograd. Needs torch and triton alone.
 
-{first.strip()}
+{first}
 
 The gradient:
 
-{second.strip()}
+{second}
 """'''
     return f"{_without(merged(texts[0], texts[1], about), name)}\n\n\n{_function(made, name)}"
 
