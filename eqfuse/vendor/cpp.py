@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from eqfuse.errors import EqfuseError
@@ -110,7 +111,8 @@ class CFunction:
     """A function in C around the kernels of a shape. Its arguments are the tensors of the program and its outputs, contiguous; the sizes of
     axes, and of dimensions without one; the scalars; and how many threads to take."""
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
+    def __init__(self, kernel: Kernel, name: str, results: Sequence[str] = ()) -> None:
+        """Of a kernel; `results` are names of its outputs, where they are not the program's."""
         self._native = native_source(kernel.compiled, kernel.program)
         self._name, self._program = name, kernel.program
         tiles, interface = self._native.tiles, self._native.interface
@@ -125,7 +127,8 @@ class CFunction:
         self._axes = {buffer.name: tuple(buffer.axes) for buffer in tiles.buffers}
         names = Names((*KEYWORDS, "threads", "failure", name))
         words = (*interface.tensors, *interface.reals, *interface.integers)
-        self._called = {each: names.fresh(each) for each in words}
+        self._known = dict(zip(self._outputs, results or self._outputs, strict=True))
+        self._called = {each: names.fresh(self._known.get(each, each)) for each in words}
         self._dims: dict[str, list[str]] = {}
         own = {axis for axis in interface.axes if axis in kernel.compiled.extents}
         given = sorted(own - kernel.program.domains.keys() - kernel.program.lengths.keys())
@@ -176,7 +179,9 @@ class CFunction:
     @property
     def results(self) -> dict[str, tuple[str, Sequence[str]]]:
         """The dtypes of outputs, as in numpy, and the names of their sizes."""
-        return {each: (TYPES[self._dtypes[each]][1], self._shape(each)) for each in self._outputs}
+        return {
+            self._known[each]: (TYPES[self._dtypes[each]][1], self._shape(each)) for each in self._outputs
+        }
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -193,59 +198,35 @@ class CFunction:
                     found[self._dims[tensor.name][place]] = tensor.name, place
         return found
 
-    def _declaration(self) -> str:
+    def declaration(self) -> str:
+        """The head of the function in C."""
         return f"int {self._name}({', '.join(f'{kind} {name}' for name, kind in self.arguments)})"
 
-    def header(self) -> str:
-        shapes = [
-            f"{self._called[each]}[{', '.join(self._shape(each))}]"
-            for each in (*self._inputs, *self._outputs)
-        ]
-        lines = [f"/* {self._name}: computes, on contiguous arrays {', '.join(shapes)},"]
-        lines += [
+    def comment(self) -> str:
+        """What the function computes, as a comment in C."""
+        every = (*self._inputs, *self._outputs)
+        shapes = [f"{self._called[each]}[{', '.join(self._shape(each))}]" for each in every]
+        program = self._program.source.strip().replace("*/", "* /")
+        for name, known in self._known.items():
+            program = re.sub(rf"\b{name}\b", known, program)
+        lines = [
+            f"/* On contiguous arrays {', '.join(shapes)}:",
             "",
-            *(
-                f"     {line}".rstrip()
-                for line in self._program.source.strip().replace("*/", "* /").splitlines()
-            ),
+            *(f"     {line}".rstrip() for line in program.splitlines()),
         ]
-        lines += [
-            "",
-            "   on so many threads. Gives 0, or where a position in data is outside of what it is read from 1 + the number of that array. Compile",
-            f"   {self._name}.cpp by g++ or clang++ {' '.join(flag for flag in FLAGS if flag != '-w')} */",
-        ]
-        guard = f"{self._name.upper()}_H"
-        return "\n".join(
-            [
-                *lines,
-                f"#ifndef {guard}",
-                f"#define {guard}",
-                "#include <stdint.h>",
-                "#ifdef __cplusplus",
-                'extern "C"',
-                "#endif",
-                f"{self._declaration()};",
-                "#endif",
-                "",
-            ]
-        )
+        return "\n".join([*lines, "*/"])
 
-    def source(self) -> str:
-        tiles = self._native.tiles
-        calls_products = any(
-            isinstance(getattr(stmt, "op", None), Dot)
-            for kernel in tiles.kernels
-            for stmt in nested(kernel.body)
-        )
-        parts = [f'#include "{self._name}.h"\n', prelude(PRELUDE)]
-        if calls_products:
-            # A library of its own, whose functions have the names of the pointers to them.
-            parts += ["namespace products {", prelude(("products.h",)), "}"]
-        parts += [self._native.text]
-        text = "\n".join(parts).replace('extern "C" void', "static void")
-        return (
-            f'{text}\nextern "C" {self._declaration()} {{\n{chr(10).join(self._body(calls_products))}\n}}\n'
-        )
+    @property
+    def calls_products(self) -> bool:
+        """Whether the library of matrix products is needed."""
+        statements = (stmt for kernel in self._native.tiles.kernels for stmt in nested(kernel.body))
+        return any(isinstance(getattr(stmt, "op", None), Dot) for stmt in statements)
+
+    def definition(self) -> str:
+        """The kernels, and the function that runs them."""
+        inside = f"namespace {self._name}_kernels {{\n{self._native.text}}}\n"
+        body = "\n".join(self._body(self.calls_products))
+        return f'{inside}\nextern "C" {self.declaration()} {{\n{body}\n}}\n'
 
     def _body(self, calls_products: bool) -> Iterator[str]:
         interface = self._native.interface
@@ -265,9 +246,37 @@ class CFunction:
         yield f"  const double all_reals[] = {{{', '.join([*map(self._called.__getitem__, interface.reals), '0'])}}};"
         yield f"  const long long all_integers[] = {{{', '.join([*map(self._called.__getitem__, interface.integers), '0'])}}};"
         yield "  long long failure[4] = {0, 0, 0, 0};"
-        yield "  run(all_tensors, all_strides, all_sizes, all_reals, all_integers, threads, failure);"
+        yield f"  {self._name}_kernels::run(all_tensors, all_strides, all_sizes, all_reals, all_integers, threads, failure);"
         yield from (f"  __builtin_free({self._called[buffer.name]});" for buffer in self._made)
         yield "  return failure[0] ? 1 + (int)failure[1] : 0;"
+
+
+def header(name: str, functions: Sequence[CFunction]) -> str:
+    """The header of several functions."""
+    guard, flags = f"{name.upper()}_H", " ".join(flag for flag in FLAGS if flag != "-w")
+    lines = [
+        f"/* Compile {name}.cpp by g++ or clang++ {flags}",
+        "   Functions run on so many threads. They give 0, or where a position in data is outside of what it is read from 1 + the number of that array. */",
+        f"#ifndef {guard}",
+        f"#define {guard}",
+        "#include <stdint.h>",
+        "#ifdef __cplusplus",
+        'extern "C" {',
+        "#endif",
+    ]
+    for function in functions:
+        lines += ["", function.comment(), f"{function.declaration()};"]
+    return "\n".join([*lines, "", "#ifdef __cplusplus", "}", "#endif", "#endif", ""])
+
+
+def source(name: str, functions: Sequence[CFunction]) -> str:
+    """The C++ of several functions."""
+    parts = [f'#include "{name}.h"\n', prelude(PRELUDE)]
+    if any(function.calls_products for function in functions):
+        # A library of its own, whose functions have the names of the pointers to them.
+        parts += ["namespace products {", prelude(("products.h",)), "}"]
+    parts += [function.definition() for function in functions]
+    return "\n".join(parts).replace('extern "C" void', "static void")
 
 
 def _layout(shape: Sequence[str]) -> Iterator[str]:

@@ -7,10 +7,11 @@ import keyword
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from eqfuse import compiler
+from eqfuse.differentiate.gradient import cotangents
 from eqfuse.errors import EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.program_files import Number, axes_along, noted, numbers, shapes_of, sizes_in
@@ -18,6 +19,7 @@ from eqfuse.terms.nodes import Call, Load, Program, walk
 from eqfuse.terms.types import KINDS, program_dtypes
 from eqfuse.tile.native.build import FLAGS
 from eqfuse.tile.triton.template import TORCH_DTYPES, tuple_text
+from eqfuse.vendor import cpp
 from eqfuse.vendor.cpp import CFunction
 from eqfuse.vendor.module import Differentiated, fitting, module_of, plain_module_of
 from eqfuse.vendor.reference import reference
@@ -36,26 +38,28 @@ def write(kernel: Kernel, sizes: Mapping[str, int], folder: Path, name: str) -> 
     their names, and why there is no gradient among them, if there is none. Raises EqfuseError where no plan fits, a test cannot be
     written, or the folder."""
     made, why = None, "no output has one by a tensor of real numbers"
-    if kernel.compiled.device.kind == "cpu":
-        function, why = CFunction(kernel, name), "files in C++ have none"
-        texts = {
-            f"{name}.cpp": function.source(),
-            f"{name}.h": function.header(),
-            f"{name}_test.py": _test_in_c(kernel.program, name, function),
-            f"{name}.md": "\n".join(_lines(kernel, name, made, why)),
-        }
-        return _written(folder, texts), why
     fitting(kernel)
     try:
         made = Differentiated.of(kernel, sizes)
     except EqfuseError as error:
         why = error.message
-    module = plain_module_of(kernel, name, sizes) if made is None else module_of(made, name, sizes)
-    texts = {
-        f"{name}.py": module,
-        f"{name}_test.py": _test(kernel.program, name, made),
-        f"{name}.md": "\n".join(_lines(kernel, name, made, why)),
-    }
+    if kernel.compiled.device.kind == "cpu":
+        functions = {name: CFunction(kernel, name)}
+        if made is not None:
+            saved = (*(output.name for output in kernel.program.outputs), *made.saving.residuals)
+            forward = CFunction(made.forward, f"{name}_forward", saved)
+            functions |= {
+                f"{name}_forward": forward,
+                f"{name}_backward": CFunction(made.backward, f"{name}_backward"),
+            }
+        listed = list(functions.values())
+        sources = {f"{name}.cpp": cpp.source(name, listed), f"{name}.h": cpp.header(name, listed)}
+        test = _test_in_c(kernel.program, name, functions, made)
+    else:
+        module = plain_module_of(kernel, name, sizes) if made is None else module_of(made, name, sizes)
+        sources, test = {f"{name}.py": module}, _test(kernel.program, name, made)
+    page = "\n".join(_lines(kernel, name, made, why))
+    texts = {**sources, f"{name}_test.py": test, f"{name}.md": page}
     return _written(folder, texts), why if made is None else ""
 
 
@@ -160,20 +164,24 @@ def test_gradients():
             cotangents = [torch.tensor(random.normal(size=found[place].shape)).to(found[place]) for place in real]
             torch.autograd.backward([found[place] for place in real], cotangents)
         values = exact({{name: x.detach() for name, x in tensors.items()}})
-        weights = [x.double().cpu().numpy() for x in cotangents]
-
-        def weighed(step, name, direction, values=values, weights=weights, real=real):
-            moved = {{**values, name: values[name] + step * direction}}
-            with np.errstate(all="ignore"):
-                outputs = several(reference(**moved, **SCALARS, sizes=SIZES))
-            return sum(np.sum(outputs[place] * weight) for place, weight in zip(real, weights, strict=True))
-
+        weights = {{place: x.double().cpu().numpy() for place, x in zip(real, cotangents, strict=True)}}
         for name in {names}:
-            direction = random.normal(size=values[name].shape)
-            slope = (weighed(1e-5, name, direction) - weighed(-1e-5, name, direction)) / 2e-5
-            gradient = tensors[name].grad.double().cpu().numpy()
-            size = max(np.linalg.norm(gradient), abs(slope))
-            assert abs(np.sum(gradient * direction) - slope) <= 10 * TOLERANCE * size, name
+            check_slope(tensors[name].grad.double().cpu().numpy(), values, weights, name, random)
+'''
+
+SLOPE = '''
+
+def check_slope(gradient, values, weights, name, random):
+    """Compares a gradient of weighed outputs, by their places, with differences along a random direction."""
+    direction, sums = random.normal(size=values[name].shape), []
+    for step in (1e-5, -1e-5):
+        with np.errstate(all="ignore"):
+            moved = {**values, name: values[name] + step * direction}
+            outputs = several(reference(**moved, **SCALARS, sizes=SIZES))
+        sums.append(sum(np.sum(outputs[place] * weight) for place, weight in weights.items()))
+    slope = (sums[0] - sums[1]) / 2e-5
+    size = max(np.linalg.norm(gradient), abs(slope))
+    assert abs(np.sum(gradient * direction) - slope) <= 10 * TOLERANCE * size, name
 '''
 
 
@@ -200,11 +208,19 @@ def _test(program: Program, name: str, made: Differentiated | None) -> str:
         inputs=rows,
         reference=written,
     )
-    if made is None:
-        return text
-    if re.search(r"\bstop\(", source):
-        return text + "\n\n# The gradient is not compared with differences: the program stops it.\n"
-    return text + GRADIENT.format(name=name, names=tuple_text([f'"{each}"' for each in made.names]))
+    gradient = GRADIENT.format(name=name, names=_names(made.names)) if made is not None else ""
+    return text + _compared(gradient, source)
+
+
+def _compared(test: str, program: str) -> str:
+    """A test of a gradient with what it calls; nothing of one that is none."""
+    if test and re.search(r"\bstop\(", program):
+        return "\n\n# The gradient is not compared with differences: the program stops it.\n"
+    return SLOPE + test if test else ""
+
+
+def _names(names: Iterable[str]) -> str:
+    return tuple_text([f'"{each}"' for each in names])
 
 
 IN_C = '''"""Tests of {name}.cpp, against the program in float64, written plainly; $CXX, or c++, compiles it."""
@@ -218,14 +234,19 @@ SCALARS = {scalars}
 TOLERANCE = {tolerance}
 
 
+# Of each function: arrays, results with their dtypes and shapes, sizes, and numbers with their types.
+FUNCTIONS = {{
+{functions}}}
+
+
 @pytest.fixture(scope="session")
-def function(tmp_path_factory):
-    """The compiled function."""
+def library(tmp_path_factory):
+    """The compiled functions."""
     library = tmp_path_factory.mktemp("{name}") / "{name}.so"
     source = Path(__file__).parent / "{name}.cpp"
     command = [*shlex.split(os.environ.get("CXX", "c++")), *{flags}, str(source), "-o", str(library)]
     subprocess.run(command, check=True)
-    return ctypes.CDLL(str(library)).{name}
+    return ctypes.CDLL(str(library))
 
 
 def inputs(seed):
@@ -237,57 +258,115 @@ def inputs(seed):
 
 {reference}
 
-def array(values):
-    return values.ctypes.data_as(ctypes.c_void_p)
+def several(outputs):
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def call(library, name, values, threads):
+    """The results of a function, by name."""
+    arrays, results, sizes, numbers = FUNCTIONS[name]
+    made = {{each: np.empty(shape, dtype) for each, (dtype, shape) in results.items()}}
+    memory = [values[each] for each in arrays] + list(made.values())
+    given = [each.ctypes.data_as(ctypes.c_void_p) for each in memory]
+    given += [ctypes.c_int64(size) for size in sizes]
+    given += [kind(values[each]) for each, kind in numbers.items()]
+    assert getattr(library, name)(*given, threads) == 0
+    return made
+
+
+def exact(arrays):
+    """The same numbers in float64."""
+    return {{name: x.astype(float) if x.dtype.kind == "f" else x for name, x in arrays.items()}}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_outputs(function, threads):
+def test_outputs(library, threads):
     for seed in range(3):
         given = inputs(seed)
-        made = [{outputs}]
-        sizes = [ctypes.c_int64(size) for size in ({arguments})]
-        numbers = [{numbers}]
-        assert function(*map(array, (*given.values(), *made)), *sizes, *numbers, threads) == 0
-        exact = {{name: x.astype(float) if x.dtype.kind == "f" else x for name, x in given.items()}}
+        made = call(library, "{name}", {{**given, **SCALARS}}, threads)
         with np.errstate(all="ignore"):
-            expected = reference(**exact, **SCALARS, sizes=SIZES)
-        for found, other in zip(made, expected if isinstance(expected, tuple) else (expected,), strict=True):
+            expected = several(reference(**exact(given), **SCALARS, sizes=SIZES))
+        for found, other in zip(made.values(), expected, strict=True):
             largest = np.max(np.abs(other), where=np.isfinite(other), initial=1e-30)
             np.testing.assert_allclose(found.astype(float), other, rtol=TOLERANCE, atol=TOLERANCE * largest)
 '''
 
+GRADIENT_IN_C = '''
 
-def _test_in_c(program: Program, name: str, function: CFunction) -> str:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_gradients(library, threads):
+    """Against differences of the program in float64, along random directions."""
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        given = inputs(seed)
+        values = {{**given, **SCALARS}}
+        values |= call(library, "{name}_forward", values, threads)
+        weights = {{}}
+        for place, (output, above) in {real}.items():
+            cotangent = np.asarray(random.normal(size=values[output].shape)).astype(values[output].dtype)
+            values[above] = cotangent if cotangent.ndim else float(cotangent)
+            weights[place] = np.asarray(cotangent, float)
+        made = call(library, "{name}_backward", values, threads)
+        for name, gradient in {gradients}.items():
+            check_slope(made[gradient].astype(float).reshape(given[name].shape), exact(given), weights, name, random)
+'''
+
+
+def _test_in_c(
+    program: Program, name: str, functions: Mapping[str, CFunction], made: Differentiated | None
+) -> str:
     sizes, dtypes = _small(program), program_dtypes(program)
     shapes, scalars = shapes_of(program, sizes), _scalars(program)
     texts = {each.name: _random(program, each.name, dtypes[each.name], shapes) for each in program.tensors}
+    kinds = functions[name].inputs
     rows = "".join(
-        f'        "{each}": np.asarray({text}).astype({function.inputs[each]}),\n'
-        for each, text in texts.items()
+        f'        "{each}": np.asarray({text}).astype({kinds[each]}),\n' for each, text in texts.items()
     )
-    extents = {text: f'SIZES["{axis}"]' for axis, text in function.sizes.items()}
-    extents |= {text: str(shapes[tensor][place]) for text, (tensor, place) in function.dimensions.items()}
-    outputs = [
-        f"np.empty({tuple_text([extents.get(size, size) for size in shape])}, {dtype})"
-        for dtype, shape in function.results.values()
-    ]
-    numbers = [f'{kind}(SCALARS["{each}"])' for each, kind in function.numbers.items()]
+    if made is not None:
+        for each, output in zip(made.names, made.backward.program.outputs, strict=True):
+            sizes = {**dict(zip(output.axes, shapes[each], strict=True)), **sizes}
+        saved = (*(output.name for output in program.outputs), *made.saving.residuals)
+        for each, output in zip(saved, made.forward.program.outputs, strict=True):
+            domains = made.forward.program.domains
+            shapes[each] = tuple(sizes[domains.get(axis, axis)] for axis in output.axes)
+        shapes |= {of: shapes[each] for each, of in cotangents(program).items() if each in shapes}
+    listed = "".join(
+        f'    "{each}": {_row(function, sizes, shapes)},\n' for each, function in functions.items()
+    )
     written = reference(program)
     modules = ["ctypes", *(["math"] if "math." in written else []), "os", "shlex", "subprocess"]
-    return IN_C.format(
+    text = IN_C.format(
         name=name,
         imports="\n".join([*(f"import {module}" for module in modules), "from pathlib import Path\n"]),
-        sizes=_table(sizes),
+        sizes=_table(_small(program)),
         scalars=_table(scalars),
         tolerance=_tolerance(program),
         flags=list(FLAGS),
+        functions=listed,
         inputs=rows,
         reference=written,
-        outputs=", ".join(outputs),
-        arguments="".join(f"{extents[each]}, " for each in extents).strip(),
-        numbers=", ".join(numbers),
     )
+    if made is None:
+        return text
+    named, tracked = cotangents(program), made.saving.tracked
+    outputs = ((place, each.name) for place, each in enumerate(program.outputs))
+    real = {place: (each, named[each]) for place, each in outputs if each in named and each in tracked}
+    gradients = {each: named[each] for each in made.names}
+    gradient = GRADIENT_IN_C.format(name=name, gradients=gradients, real=real)
+    return text + _compared(gradient, program.source)
+
+
+def _row(function: CFunction, sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """What a test calls a function with: a tuple of the names of arrays, results, sizes and numbers."""
+    extents = {text: sizes[axis] for axis, text in function.sizes.items()}
+    extents |= {text: shapes[tensor][place] for text, (tensor, place) in function.dimensions.items()}
+    results = [
+        f'"{each}": ({dtype}, {tuple_text([str(extents.get(size, size)) for size in shape])})'
+        for each, (dtype, shape) in function.results.items()
+    ]
+    numbers = [f'"{each}": {kind}' for each, kind in function.numbers.items()]
+    arrays = list(function.inputs)
+    return f"({arrays}, {{{', '.join(results)}}}, {list(extents.values())}, {{{', '.join(numbers)}}})"
 
 
 def _tolerance(program: Program) -> str:

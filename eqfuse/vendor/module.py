@@ -19,6 +19,7 @@ from eqfuse.operator.content import Saving
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.storage import buffer_dtypes
 from eqfuse.tile.triton.template import TORCH_DTYPES as NAMED
 from eqfuse.tile.triton.template import extents_text, tuple_text
 
@@ -45,7 +46,7 @@ class Differentiated:
             return None
         saving, backward = kernel.forward(names, dtypes), kernel.gradient(names, names, dtypes=dtypes)
         saved = kernel if saving.kernel is kernel else _planned(saving.kernel, sizes)  # type: ignore[arg-type]
-        made = {buffer.name: buffer.dtype or "f32" for buffer in saved.compiled.tile.buffers}
+        made = buffer_dtypes(saved.compiled.tile)
         made |= {of: made[name] for name, of in cotangents(program).items() if name in made}
         known = {tensor.name: made[tensor.name] for tensor in backward.program.tensors if tensor.name in made}
         return cls(kernel, names, saving, saved, _planned(backward, sizes, known))
