@@ -297,10 +297,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
 def _kernel(options: argparse.Namespace, source: str | None = None) -> tuple[eq.Kernel, dict[str, int]]:
     """The kernel of a program, the file's by default, for a target and sizes, and the sizes."""
-    text, constants = (
-        read(options.file) if source is None else source,
-        numbers(options.constant, "--constant"),
-    )
+    constants = numbers(options.constant, "--constant")
+    text = read(options.file) if source is None else source
     return kernel_of(text, options.target, sizes_in(options.size), constants, options.prefer)
 
 
