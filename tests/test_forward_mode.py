@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 import eqfuse as eq
 from bench.programs import registered
 from eqfuse.kernel import Kernel
+from eqfuse.program_files import noted, numbers, shipped
 from eqfuse.terms.parser import parse
 
 T = torch.Tensor
@@ -373,3 +374,13 @@ def test_a_batch_of_batches_of_the_older_vmap() -> None:
 
     compiled = eq.compile("y = sum[j](x[j] * z[j])", native="off")
     same(_vmap(lambda a: _vmap(lambda b: compiled(x=a, z=b))(X))(X), X @ X.T)
+
+
+@pytest.mark.slow(but=["colbert", "qk_norm", "sinks", "ops.rms_norm"])
+@pytest.mark.parametrize("name", shipped())
+def test_programs_that_ship_have_gradients_and_directional_derivatives(name: str) -> None:
+    source = shipped()[name]
+    known = numbers(noted(source, "constants"), "--constant")
+    gradient, derivative = (make(source, scalars=known) for make in (eq.grad, eq.jvp))
+    assert eq.certify_gradient(source, gradient, scalars=known).ok
+    assert eq.certify_jvp(source, derivative, scalars=known).ok

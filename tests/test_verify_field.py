@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import eqfuse as eq
-from eqfuse.verify.field.array import SIGNED, TWISTED, UNDEFINED, FieldArray
+from eqfuse.verify.field.array import SIGNED, TWISTED, UNDEFINED, FieldArray, extreme
 from eqfuse.verify.field.casts import CastAware
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import PowerGroup, inverse, power
@@ -423,3 +423,17 @@ def test_errors_whose_sum_overflows_leave_everything_open() -> None:
     with np.errstate(all="raise"):
         found = unclear(np.array([1.0, np.inf]), np.array([2.0, 1.0]), greatest, greatest)
     assert found is not None and found.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_of_equal_residues_the_first_is_the_extreme(op: str) -> None:
+    """Whatever their shadows, which are rounded: three sums of the same numbers in other orders."""
+    sign = 1 if op == "max" else -1
+    shadow = sign * np.array([[0.3, 0.3 + 1e-16, 0.1], [0.1, 0.3, np.nextafter(0.3, 1)]])
+    residue = np.array([[7, 7, 2], [2, 7, 9]])
+    value = FieldArray(residue, None, shadow)
+    assert extreme(op, value, 1).tolist() == [0, 2]
+    infinite = FieldArray(
+        residue, None, np.array([[-np.inf * sign, 0.3 * sign, np.inf * sign], [0.0, 0.0, 0.0]])
+    )
+    assert extreme(op, infinite, 1).tolist()[0] == 2

@@ -117,6 +117,14 @@ def test_scalars() -> None:
     )
 
 
+def test_what_is_added_under_a_root_is_not_negative() -> None:
+    """The root of a sum with a negative number may have no value, and nothing would be compared."""
+    program = parse("y[i] = x[i] * rsqrt(mean[d](sq(q[i,d] * s)) + eps) + log(t * x[i])")
+    drawn = draw_scalars([program], {}, FieldDomain(), 16, np.random.default_rng(0))
+    assert (drawn["eps"].shadow > 0).all()
+    assert all((drawn[name].shadow < 0).any() for name in ("s", "t"))
+
+
 def test_infinities_lie_at_both_ends_of_lines_and_in_one_tile() -> None:
     """So that some rows of what a mask cuts see them, and others do not."""
     specs = input_specs(parse("y[h,i] = sum[j](where(j <= i, x[h,i,j], 0))"), {"h": 3, "i": 7, "j": 9})

@@ -7,15 +7,16 @@ zeros. The residues are random in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Call, Expr, Program, Scalar, once, walk
 from eqfuse.terms.ranges import Ends
 from eqfuse.threads import cached
 from eqfuse.verify.domains import Interval, brought_within
@@ -253,6 +254,10 @@ def _integers(spec: InputSpec, rng: np.random.Generator, numbers: Places) -> npt
     return mixed
 
 
+OF_POSITIVE = frozenset({"sqrt", "rsqrt", "root", "log"})
+"""Functions of numbers that are not negative."""
+
+
 def draw_scalars(
     programs: Sequence[Program],
     given: Mapping[str, object],
@@ -262,8 +267,8 @@ def draw_scalars(
     ends: Mapping[str, Ends] | None = None,
     number: int = 0,
 ) -> dict[str, Any]:
-    """Values for the scalars: those given, small integers, and random reals, every fourth one negative. Those that
-    are `ends` of ranges are, in the rounds after the first, the least of their values, the next, the greatest, and
+    """Values for the scalars: those given, small integers, and random reals, every fourth one negative, unless a root is taken of a
+    sum with it, which may have no value then. Those that are `ends` of ranges are, in the rounds after the first, the least of their values, the next, the greatest, and
     any."""
     integers = small_integers(*programs)
     for name, (low, high) in (ends or {}).items() if number else ():
@@ -278,8 +283,27 @@ def draw_scalars(
             values[name] = domain.full((), value)
         else:
             shadow = rng.uniform(0.5, 2.0, trials)
-            values[name] = domain.draw(np.where(np.arange(trials) % 4 == 3, -shadow, shadow), rng)
+            is_negative = (np.arange(trials) % 4 == 3) & all(
+                name not in _under_roots(each) for each in programs
+            )
+            values[name] = domain.draw(np.where(is_negative, -shadow, shadow), rng)
     return values
+
+
+@once
+def _under_roots(program: Program) -> frozenset[str]:
+    """The scalars that are added to something of which a root or a logarithm is taken, as the epsilon of a norm."""
+
+    def terms(expr: Expr) -> Iterator[Expr]:
+        match expr:
+            case Call("add", args):
+                yield from chain.from_iterable(map(terms, args))
+            case _:
+                yield expr
+
+    nodes = walk(*(output.expr for output in program.outputs))
+    found = (node.args[0] for node in nodes if isinstance(node, Call) and node.fn in OF_POSITIVE)
+    return frozenset(term.name for each in found for term in terms(each) if isinstance(term, Scalar))
 
 
 def _reals(

@@ -173,17 +173,22 @@ def settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
 
 
 def extreme(op: str, value: FieldArray, axis: int) -> npt.NDArray[np.intp]:
-    """Where the greatest or least element of every line is; a NaN counts as such."""
+    """Where the greatest or least element of every line is, of equal ones the first; a NaN counts as such. Equal are residues: the
+    shadows of one number may differ by their rounding."""
     first = np.argmax if op == "max" else np.argmin
     at: npt.NDArray[np.intp] = first(value.shadow, axis=axis)
     residue = value.q if value.p is None else value.p
     best = np.take_along_axis(value.shadow, np.expand_dims(at, axis), axis)
-    tied = value.shadow == best
-    if residue is None or not ((tied.sum(axis) > 1) & np.squeeze(best != 0, axis)).any():
+    if residue is None:
         return at
-    among = np.where(tied, residue, -1 if op == "max" else np.iinfo(residue.dtype).max)
-    settled = np.squeeze(np.isfinite(best) & (best != 0), axis)
-    return np.where(settled, first(among, axis=axis), at)
+    tied = value.shadow == best
+    if ((tied.sum(axis) > 1) & np.squeeze(best != 0, axis)).any():
+        among = np.where(tied, residue, -1 if op == "max" else np.iinfo(residue.dtype).max)
+        settled = np.squeeze(np.isfinite(best) & (best != 0), axis)
+        at = np.where(settled, first(among, axis=axis), at)
+    equal = residue == np.take_along_axis(residue, np.expand_dims(at, axis), axis)
+    equal &= np.isfinite(value.shadow) == np.isfinite(best)
+    return np.where(np.squeeze(np.isfinite(best), axis), np.argmax(equal, axis=axis), at)
 
 
 def marked(mark: np.uint8, elements: Truths | np.bool_) -> Marks | None:
