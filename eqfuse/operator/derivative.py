@@ -24,7 +24,8 @@ from eqfuse.terms.arguments import has_tangent, looking_at_tangents, without_tan
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
 
-Shape = tuple[torch.Size, torch.dtype, torch.device]
+Form = tuple[torch.Size, torch.dtype]
+"""The shape and the dtype of a tensor."""
 
 
 @contextmanager
@@ -171,7 +172,8 @@ class _Recorded(_SingleLevelFunction):
         with as_below():
             primals = [without_tangent(tensor) for tensor in ctx.saved_tensors[: len(of_tensors)]]
             tensors, numbers, sizes = arguments(names, primals, integers, reals)
-            found = pushed_forward(content, tensors, moved, numbers, sizes, ctx.shapes)
+            forms = [(shape, dtype) for shape, dtype, _ in ctx.shapes]
+            found = pushed_forward(content, tensors, moved, numbers, sizes, forms)
         return *found, *[None] * ctx.residuals
 
 
@@ -201,7 +203,7 @@ def pulled_back(
     named = cotangents(kernel.program)
     outputs = (output.name for output in kernel.program.outputs)
     values = {named[name]: value for name, value in zip(outputs, given, strict=True) if name in named}
-    like = {named[name]: (tensors[name].shape, tensors[name].dtype, tensors[name].device) for name in wanted}
+    like = {named[name]: (tensors[name].shape, tensors[name].dtype) for name in wanted}
     made = _derived(kernel, gradient, tensors, {**numbers, **values}, sizes, like)
     return dict(zip(wanted, made, strict=True))
 
@@ -212,9 +214,9 @@ def pushed_forward(
     moved: Mapping[str, torch.Tensor],
     numbers: Mapping[str, Any],
     sizes: Mapping[str, Size],
-    shapes: Sequence[Shape],
+    forms: Sequence[Form],
 ) -> list[torch.Tensor | None]:
-    """The tangents of the outputs, along those of inputs that are `moved`; None of outputs that have none."""
+    """The tangents of the outputs, which have these `forms`, along those of inputs that are `moved`; None of outputs that have none."""
     from eqfuse.differentiate.gradient import differentiable, tangents  # derivatives are for those who ask
 
     with untraced():
@@ -228,7 +230,7 @@ def pushed_forward(
     if not reached:
         return [None] * len(outputs)
     named = tangents(kernel.program)
-    like = {named[name]: shape for name, shape in zip(outputs, shapes, strict=True) if name in reached}
+    like = {named[name]: form for name, form in zip(outputs, forms, strict=True) if name in reached}
     directions = {named[name]: moved[name] for name in by}
     made = _derived(kernel, along, tensors, {**numbers, **directions}, sizes, like)
     found = dict(zip((output.name for output in along.program.outputs), made, strict=True))
@@ -241,18 +243,18 @@ def _derived(
     tensors: Mapping[str, torch.Tensor],
     numbers: Mapping[str, Any],
     sizes: Mapping[str, Size],
-    like: Mapping[str, Shape],
+    like: Mapping[str, Form],
 ) -> list[torch.Tensor]:
-    """The outputs of a kernel that was derived from another one, for that one's arguments and what it reads besides; of the shapes and
-    dtypes that they have by name."""
+    """The outputs of a kernel that was derived from another one, for that one's arguments and what it reads besides, in the forms that
+    they have by name."""
     program, known = kernel.program, derivative.program
     reads = {*(tensor.name for tensor in known.tensors), *known.scalars}
     values = {name: value for name, value in {**tensors, **numbers}.items() if name in reads}
-    shapes = {name: shape for name, (shape, *_) in like.items()}
+    shapes = {name: shape for name, (shape, _) in like.items()}
     made = called(derivative.content, values, gradient_sizes(program, known, tensors, sizes, shapes))
     results = made if isinstance(made, tuple) else (made,)
     outputs = (like[output.name] for output in known.outputs)
-    return [r.to(dtype).reshape(shape) for r, (shape, dtype, _) in zip(results, outputs, strict=True)]
+    return [r.to(dtype).reshape(shape) for r, (shape, dtype) in zip(results, outputs, strict=True)]
 
 
 def gradient_sizes(
