@@ -150,6 +150,23 @@ def test_halves_stay_halves(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("eps", [1.5e-3, 2.5e-3], ids=["first", "another"])
+def test_compiled_code_traces_none_of_a_programs_first_compilation(eps: float) -> None:
+    """Options that change between calls are numbers that Dynamo leaves open: each still has its kernel."""
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def normed(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
+        twice: torch.Tensor = ops.rms_norm(ops.rms_norm(x, w, eps=eps), w, eps=10 * eps)
+        return twice
+
+    x, w = torch.randn(2, 3, 64), torch.randn(64)
+    for scale in (1, 2, 3):  # the second one is left open
+        found = normed(x, w, scale * eps)
+        assert torch.allclose(found, rms(rms(x, w, scale * eps), w, 10 * scale * eps), atol=1e-5)
+    assert str(30 * eps) in ops.rms_norm.latest.program.source
+
+
 def test_no_rows_and_no_tokens() -> None:
     assert ops.rms_norm(drawn(0, 3, D), drawn(D)).shape == (0, 3, D)
     assert ops.swiglu(drawn(0, D), drawn(0, D)).shape == (0, D)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from eqfuse import Kernel, compile
 from eqfuse.errors import EqfuseError, did_you_mean
+from eqfuse.operator.library import called
 
 ROW = "b"
 """The axis of texts along which rows are counted: all dimensions but the last ones of a tensor, as one."""
@@ -49,7 +51,8 @@ class Op:
 
     @property
     def latest(self) -> Kernel:
-        """What ran the last call, with its plan, derivation and certificate. Raises EqfuseError where there was none."""
+        """What ran the last call, with its plan, derivation and certificate; of compiled code, the last one that was traced. Raises EqfuseError
+        where there was none."""
         (kernel,) = self._latest
         if kernel is None:
             raise EqfuseError(f"{self.name} was not called", hint="kernel(...) gives one for options")
@@ -93,12 +96,29 @@ class Op:
         except KeyError as missing:
             hint = f"tensors: {' '.join(self.tensors)}"
             raise EqfuseError(f"{self.name} is not given {missing}", hint=hint) from None
-        kernel = self._latest[0] = self.kernel(given=values.keys(), **options)
+        kernel = None if is_dynamo_compiling() else self.kernel(given=values.keys(), **options)
         lead = self._flattened(values)
-        made = kernel(**values)
+        if kernel is None:
+            from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+            # A number that has changed between calls is one that Dynamo keeps open: compiled code is of this one.
+            fixed = {n: guard_scalar(v) if isinstance(v, int | float) else v for n, v in options.items()}
+            content, in_rows = self._traced(tuple(values), tuple(fixed.items()))
+            made = called(content, values, None)
+        else:
+            self._latest[0], in_rows = kernel, _in_rows(kernel)
+            made = kernel(**values)
         if lead is not None:
-            made = self._unflattened(kernel, made, lead)
+            made = _unflattened(in_rows, made, lead)
         return made if restored is None else restored(made)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _traced(
+        self, given: tuple[str, ...], options: tuple[tuple[str, Any], ...]
+    ) -> tuple[str, tuple[bool, ...]]:
+        """What the operator of a call needs, and which outputs have rows. Dynamo runs this function, and traces none of a compilation."""
+        kernel = self._latest[0] = self.kernel(given=given, **dict(options))
+        return kernel.content, _in_rows(kernel)
 
     def _flattened(self, values: dict[str, Any]) -> torch.Size | None:
         """The dimensions that count as rows; the tensors are views without them afterwards."""
@@ -121,13 +141,19 @@ class Op:
             values[name] = value.reshape(-1, *value.shape[value.ndim - kept :])
         return lead
 
-    def _unflattened(self, kernel: Kernel, made: Any, lead: torch.Size) -> Any:
-        several = made if isinstance(made, tuple) else (made,)
-        found = tuple(
-            value.reshape(*lead, *value.shape[1:]) if output.axes[:1] == (ROW,) else value
-            for output, value in zip(kernel.program.outputs, several, strict=True)
-        )
-        return found if isinstance(made, tuple) else found[0]
+
+def _in_rows(kernel: Kernel) -> tuple[bool, ...]:
+    """Which outputs have rows first."""
+    return tuple(output.axes[:1] == (ROW,) for output in kernel.program.outputs)
+
+
+def _unflattened(in_rows: tuple[bool, ...], made: Any, lead: torch.Size) -> Any:
+    several = made if isinstance(made, tuple) else (made,)
+    found = tuple(
+        value.reshape(*lead, *value.shape[1:]) if rows else value
+        for rows, value in zip(in_rows, several, strict=True)
+    )
+    return found if isinstance(made, tuple) else found[0]
 
 
 def op(
