@@ -83,6 +83,9 @@ class Kernel:
     The plan is chosen on each call from the shapes of the tensors, once per shape. `plan`, `loops`, `tile` and `triton`
     describe the most recent call (before any: a call of nominal extents). Several threads may call it at once: what a
     shape needs is compiled by the first. It may be pickled and copied; what runs on a device is made again there.
+
+    `device` is what it is planned for, by itself (`auto`) that of the tensors, and `derived` what of its program depends on no size. `scalars`, `prefer`, `verify`,
+    `trials`, `bound`, `native`, `allow` and `visible` are as `eq.compile` was given them. Where `divides`, a call may run the program with an axis in chunks.
     """
 
     derived: Derived

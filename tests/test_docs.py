@@ -3,6 +3,7 @@ builds without a warning."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import json
@@ -13,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,56 @@ def test_links_lead_somewhere() -> None:
     ]
     found = [(page, (page.parent / "".join(link)).exists()) for page, link in links]
     assert len(found) > 50 and all(there for _, there in found), [p for p, there in found if not there]
+
+
+def undocumented(public: type) -> list[str]:
+    """Attributes of a class that no text says anything of: no docstring, no line after a field, no `name` in the text of the class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(public))).body
+    assert isinstance(tree, ast.ClassDef)
+    said = {word for word in re.findall(r"`(\w+)", ast.get_docstring(tree) or "")}
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            said.add(node.name)
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(node.target, ast.Name)
+        ):
+            said.add(node.target.id)
+    own = {*vars(public), *getattr(public, "__annotations__", {})}
+    return sorted(name for name in own - said if not name.startswith("_"))
+
+
+def test_the_reference_has_every_public_name_with_its_text_and_an_example() -> None:
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    listed = {path: resolved(path) for path in re.findall(r"^::: (eqfuse\.[\w.]+)$", page, re.MULTILINE)}
+    code = "\n".join(block for block, _ in PYTHON.findall(page))
+    assert set(eq.__all__) <= {path.rpartition(".")[2] for path in listed}
+    assert [name for name in eq.__all__ if not re.search(rf"\beq\.{name}\b", code)] == []
+    assert [path for path, public in listed.items() if not inspect.getdoc(public)] == []
+    lacking = {path: undocumented(public) for path, public in listed.items() if inspect.isclass(public)}
+    assert len(lacking) > 6 and not any(lacking.values()), lacking
+
+
+def resolved(path: str) -> Any:
+    """What a name of the reference stands for."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+class Untold:
+    """It says what `said` is."""
+
+    said: int
+    silent: int
+    told: int
+    """After the field."""
+
+    def method(self) -> None: ...
+
+
+def test_what_is_public_and_has_no_text_is_found() -> None:
+    assert undocumented(Untold) == ["method", "silent"]
 
 
 needs_mkdocs = needs.packages("mkdocs", "material", "mkdocstrings")

@@ -38,7 +38,7 @@ class Replaced:
 
 @dataclass
 class Patched:
-    """What `patch` has replaced, and what it has left and why: `print(patched)` shows a table. `undo()` puts the model's own parts back; so does the end
+    """What `patch` has `replaced`, and what it has `left` and why: `print(patched)` shows a table. `undo()` puts the model's own parts back; so does the end
     of a `with` block."""
 
     replaced: list[Replaced] = field(default_factory=list)

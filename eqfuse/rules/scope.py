@@ -15,7 +15,8 @@ from eqfuse.terms.python import parsed
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule as somebody wrote it; `rewrite` is what saturation runs. `unverified` says why it is taken on trust."""
+    """A rule as somebody wrote it: its `name`, the texts `left` and `right`, the conditions of `when`, and `why`, its reason. `rewrite` is what saturation
+    runs. `unverified` says why it is taken on trust."""
 
     name: str
     left: str

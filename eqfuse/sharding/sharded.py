@@ -120,8 +120,9 @@ class Kept(dict[Any, Any]):
 
 @dataclass
 class Sharded:
-    """A kernel over several ranks. `strategies` are the step sequences that the program has, `refused` why it has not others;
-    `plan` is that of the last call, `certificate` what was verified of it."""
+    """A `kernel` over several ranks of a `mesh`, of which `ranks` has the number of each dimension. `strategies` are the step sequences that the program has,
+    `refused` why it has not others; `plan` is that of the last call, `certificate` what was verified of it. `sharding` says which axes are sharded;
+    `layout`, `link` and `equal` are those that `eq.shard` was given, or chose."""
 
     kernel: Kernel
     mesh: Mesh
@@ -250,6 +251,7 @@ class Sharded:
 
     @property
     def is_simulated(self) -> bool:
+        """Whether this process plays every rank."""
         return isinstance(self.mesh, int | Mapping)
 
     def _own_lengths(

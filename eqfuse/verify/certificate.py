@@ -150,7 +150,9 @@ class Certificate:
     `untaken` are sides of branches that no trial took: where there are some, `ok` needs that they were `allowed`.
     `supposed` are such sides where all stages were compared with the order of the numbers said to be the other one.
     `over` says which limit of memory or time ended the trials. `proof` says how two programs were proved equal, with no
-    trial: that they are the same program, or by which rules they met in the e-graph.
+    trial: that they are the same program, or by which rules they met in the e-graph. `primes` are the two of the field, `stages` what was compared,
+    one after the other, `opaque` the functions that count as unknown ones, and `interpreted` those that do not. `undefined` counts elements that
+    had no value and were not compared; `counterexample` is where a stage was first seen to differ. `not_covered` says what no trial tells.
     """
 
     ok: bool
