@@ -63,9 +63,15 @@ def _parser() -> argparse.ArgumentParser:
         "name",
         metavar="NAME",
         help="workloads, compile, emit, explain, verify, errors, sweep, opinfo, kernelbench, scales, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
-        "mutants, attention, reductions, gluon, algebra, scans, chunks, shard, link, lengths, gallery or cpu",
+        "mutants, attention, reductions, gluon, algebra, scans, chunks, shard, link, lengths, install, gallery or cpu",
     )
-    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="kernelbench: its checkout")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="FOLDER",
+        help="kernelbench: its checkout; install: its environments",
+    )
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     parser.add_argument("--small", action="store_true", help="only the small sizes")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")

@@ -49,6 +49,7 @@ REPORTS: Mapping[str, str] = {
     "scans": "prefixes and recurrences beside torch, at a length and at twice that: plans, proofs, times, errors",
     "ops": "the programs of eqfuse.ops beside torch and torch.compile, forward and backward: times, errors",
     "beside": "everyday programs beside torch, torch.compile, FlexAttention, JAX and KeOps: first calls, times, errors",
+    "install": "a wheel in fresh environments without constraints, by Python, torch and Triton: what works, what lacks",
     "keys": "reductions by key beside torch, at a number of positions and at twice that, and skewed: plans, times, errors",
     "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
     "ragged": "packed documents and paged decode on a GPU beside FlexAttention and torch's varlen attention",
@@ -66,6 +67,7 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 
 OWN = frozenset(
     {
+        "install",
         "keys",
         "shard",
         "ops",
