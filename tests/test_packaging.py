@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import needs
 import pytest
@@ -94,3 +96,21 @@ def test_a_wheel_of_the_source_distribution_works_in_a_fresh_environment(tmp_pat
     (tmp_path / "softmax.eqf").write_text("y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])))", encoding="utf-8")
     page = run(python, "-m", "eqfuse.cli", "explain", "softmax.eqf", "--format", "html")
     assert "<html" in page and "Triton" in page
+    command = [str(python), "-u", "-m", "eqfuse.cli", "play", "softmax.eqf"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as playing:
+        try:
+            assert playing.stdout is not None
+            address = playing.stdout.readline().strip()
+            with urlopen(address, timeout=60) as answer:
+                assert "max[j](x[i,j])" in answer.read().decode()
+            request = Request(
+                f"{address}compile",
+                json.dumps({"program": "y[i] = sum[j](x[i,j])"}).encode(),
+                {"content-type": "application/json", "origin": address.rsplit("/", 2)[0]},
+            )
+            with urlopen(request, timeout=120) as answer:
+                assert "<h2>C++</h2>" in json.loads(answer.read())["html"]
+        finally:
+            playing.terminate()
