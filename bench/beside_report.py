@@ -7,13 +7,16 @@ no way to say a program, has no number.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ TITLE = "Beside peers"
 PEERS = ("eqfuse", "torch", "torch.compile", "FlexAttention", "JAX", "KeOps")
 REPEATS = 9
 MOST_ERROR = 1e-3
+CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "KEOPS_CACHE_FOLDER")
 MOST_SECONDS = 4.0
 """A peer that takes longer a call is called once."""
 
@@ -39,7 +43,10 @@ Values = Mapping[str, Any]
 def _shown(peer: str) -> Callable[[Mapping[str, Any]], str]:
     def cell(row: Mapping[str, Any]) -> str:
         found = row["peers"].get(peer)
-        return "" if found is None else f"{found['ms']:.3g} ({found['first']:.1f} s)"
+        if found is None:
+            return ""
+        ms = found["ms"]
+        return f"{f'{ms:.0f}' if ms >= 100 else f'{ms:.3g}'} ({found['first']:.1f} s)"
 
     return cell
 
@@ -290,6 +297,11 @@ O[h,i,e] = sum[j](P[h,i,j] / sum[j](P[h,i,j]) * v[h,j,e])""",
 def run(options: Options, report: Report) -> None:
     """Failures: a program that does not run or is wrong."""
     os.environ.setdefault("EQFUSE_NATIVE", "wait")  # what is timed is C++
+    folder = mkdtemp()
+    atexit.register(
+        shutil.rmtree, folder, ignore_errors=True
+    )  # behind KeOps, which writes there when it ends
+    os.environ |= dict.fromkeys(CACHES, folder)  # first calls find nothing
     for name in chosen_names(options.only, tuple(PROGRAMS)):
         with recorded(report.failing(name)):
             report.add(row_of(name, PROGRAMS[name], options))
@@ -331,7 +343,7 @@ def row_of(name: str, program: Program, options: Options) -> dict[str, Any]:
             call = make()
             found = call(given[1])
             first = time.perf_counter() - start
-            error = float((torch.as_tensor(np.asarray(found)) - exact).abs().max()) / greatest
+            error = float((torch.as_tensor(np.array(found)) - exact).abs().max()) / greatest
             peers[peer] = {"first": first, "error": error}
             calls[peer] = call
     for peer, ms in _timed(calls, given).items():
@@ -424,3 +436,13 @@ def _timed(calls: Mapping[str, Callable[[Values], Any]], given: list[dict[str, T
                 call(values)
                 seconds[peer].append(time.perf_counter() - start)
     return {peer: 1e3 * median(each[2:] or each) for peer, each in seconds.items()}
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/when.md."""
+    lines = [f"| program | {' | '.join(PEERS)} |", "|---|" + "---|" * len(PEERS)]
+    for row in rows:
+        sizes = "; ".join(" x ".join(map(str, shape)) for shape in row["sizes"].values())
+        cells = [_shown(peer)(row) or "-" for peer in PEERS]
+        lines.append(f"| {row['program']} ({sizes}) | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -122,8 +122,11 @@ def test_unknown_benchmark_and_workload() -> None:
 
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_an_unknown_name_of_what_a_benchmark_has_of_its_own(name: str, tmp_path: Path) -> None:
+    checkout = tmp_path / "level1"  # of KernelBench
+    checkout.mkdir()
+    (checkout / "1_Product.py").touch()
     with pytest.raises(EqfuseError, match="'sotfmax'"):
-        run(name, BenchOptions(only="sotfmax"), output=tmp_path / "report.json")
+        run(name, BenchOptions(only="sotfmax", folder=tmp_path), output=tmp_path / "report.json")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm signals here")

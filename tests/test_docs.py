@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from bench import chart, performance, picture
+from bench import beside_report, chart, performance, picture
 from bench.runner import REPORTS
 from eqfuse.cli import main
 from eqfuse.extend.define import forget
@@ -235,6 +235,11 @@ def test_measured_numbers_are_those_of_the_committed_files(pytestconfig: pytest.
     for number in re.findall(r"\*\*(\d\.\d\d)\*\*", (DOCS / "attention.md").read_text(encoding="utf-8")):
         assert f"{number}x" in summary
     assert not re.search(r"\d\.\d+ ?(x|times)\b", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def test_the_table_of_peers_is_of_the_committed_file() -> None:
+    rows = json.loads((ROOT / "bench/results/beside.json").read_text(encoding="utf-8"))["rows"]
+    assert beside_report.markdown(rows) in (DOCS / "when.md").read_text(encoding="utf-8")
 
 
 def test_pages_name_what_there_is() -> None:
