@@ -38,8 +38,8 @@ S[h,i,j] = where(j <= i, sum[d](Q[h,i,d] * K[h,j,d]) * scale, -inf)
 P[h,i,j] = exp(S[h,i,j] - max[j](S[h,i,j]))
 O[h,i,e] = sum[j](P[h,i,j] / sum[j](P[h,i,j]) * V[h,j,e])
 """
-STATES = {"kmeans", "knn", "moe_routing", "top_p", "ops.route"}
-"""Programs whose reductions have states, of which there is no plain form."""
+LISTS = {"knn", "moe_routing", "top_p", "ops.route"}
+"""Programs with lists of the first few, of which there is no plain form."""
 
 triton = needs.packages("triton")
 
@@ -48,7 +48,7 @@ triton = needs.packages("triton")
 
 
 @pytest.mark.slow(but=["rope", "chamfer", "ops.layer_norm", "ops.geglu", "paged]", "ops.quantize_rows"])
-@pytest.mark.parametrize("name", sorted(shipped().keys() - STATES - {"ops.paged_decode"}))
+@pytest.mark.parametrize("name", sorted(shipped().keys() - LISTS - {"ops.paged_decode"}))
 def test_the_plain_reference_is_the_program(name: str) -> None:
     source = shipped()[name]
     constants = numbers(noted(source, "constants"), "--constant")
@@ -73,6 +73,27 @@ def test_the_plain_reference_is_the_program(name: str) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "v[i] = argmax.v[j](x[i,j], j)\nk[i] = argmax[j](x[i,j])\nreturn v, k",
+        "k[i] = argmin[j](x[i,j])\nm[i] = max[j](x[i,j])\nreturn k, m",
+        "h[i,t] = a[i,t] * h[i,t-1] + x[i,t]",
+        "y[i] = argmax[j](1)",
+    ],
+)
+def test_the_plain_reference_of_reductions_with_states(source: str) -> None:
+    scope: dict[str, Any] = {"np": np, "math": math}
+    exec(reference(parse(source)), scope)  # noqa: S102
+    random = np.random.default_rng(0)
+    sizes = {"i": 3, "j": 5, "t": 5}
+    given = {each.name: random.integers(0, 3, (3, 5)).astype(float) for each in parse(source).tensors}
+    unknown = {} if given else {"i": 3, "j": 5}
+    found, expected = scope["reference"](**given, sizes=sizes), eq.reference(source)(**given, sizes=unknown)
+    for one, other in zip(_several(found), _several(expected), strict=True):
+        np.testing.assert_allclose(one, other)
+
+
 def _several(outputs: Any) -> tuple[Any, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -80,7 +101,7 @@ def _several(outputs: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "source, what",
     [
-        ("y[i] = argmax[j](x[i,j])", "argmax.k[j](x[i, j], j)"),
+        ("k: axis[2]\ny[i,k], p[i,k] = topk[j,k](x[i,j])", "topk.v[j, k](x[i, j], j)"),
         ("y[i] = sum[j](f8e4m3(x[i,j]))", "f8e4m3"),
         ("y[i] = x[i] * rand(s, i)", "rand"),
     ],

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from eqfuse.errors import EqfuseError
 from eqfuse.names import Names
 from eqfuse.terms.definitions import definition
+from eqfuse.terms.folds import PAIR, all_unpacked, fold_of
 from eqfuse.terms.functions import FUNCTIONS, OPERATORS
 from eqfuse.terms.nodes import (
     REDUCTIONS,
@@ -20,7 +21,9 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
+    Fold,
     Load,
+    Local,
     Output,
     Program,
     Reduce,
@@ -49,6 +52,16 @@ def laid(value, places, shape):
     others = [place for place in range(DIMENSIONS) if place not in places]
     return np.broadcast_to(value, full).transpose(*places, *others).reshape(shape)
 ''',
+    "folded": '''
+def folded(parts, axis, count, start, combine):
+    """The states of a reduction along an axis, from one position to the next."""
+    parts = np.broadcast_arrays(*parts, np.zeros([1] * DIMENSIONS))[:-1]
+    shape = [1 if place == axis else size for place, size in enumerate(parts[0].shape)]
+    state = tuple(np.full(shape, first) for first in start)
+    for place in range(count):
+        state = combine(state, tuple(part.take([min(place, part.shape[axis] - 1)], axis) for part in parts))
+    return state
+''',
     "erf": """
 erf = np.vectorize(math.erf, otypes=[float])
 """,
@@ -71,8 +84,8 @@ _APART = {
 
 def reference(program: Program, name: str = "reference") -> str:
     """The text of a function of the program's tensors and scalars, as numpy arrays and numbers, and of `sizes`, by axis; with what it calls. It
-    gives the outputs, in a tuple where there are several. Casts to float dtypes round nothing: differences of it are derivatives. Raises EqfuseError for what has no plain form: states of folds, random
-    numbers, casts to float8."""
+    gives the outputs, in a tuple where there are several. Casts to float dtypes round nothing: differences of it are derivatives. Raises EqfuseError for
+    what has no plain form: lists of the first few, random numbers, casts to float8."""
     return _Writer(program).text(name)
 
 
@@ -86,17 +99,17 @@ class _Writer:
         self._at = {axis: self._names.fresh(axis) for axis in self._axes}
         self._texts: dict[Expr, str] = {}
         self._used: set[str] = set()
+        self._folds: dict[str, Fold] = {}
         self._lines: list[str] = []
 
     def text(self, name: str) -> str:
         roots = [self._plain(output.expr) for output in self._program.outputs]
-        for node in walk(*roots):
-            if isinstance(node, Reduce) and node.op not in REDUCTIONS:
-                raise _without(str(node))
         parents = Counter(part for node in walk(*roots) for part in children(node))
         for node in walk(*roots):
             text = self._written(node)
-            is_shared = parents[node] > 1 and bool(children(node)) and not isinstance(node, Load)
+            is_shared = (
+                parents[node] > 1 and bool(children(node)) and not isinstance(node, Load) and bool(text)
+            )
             if isinstance(node, Reduce) or is_shared:
                 short = self._names.fresh("t")
                 self._lines.append(f"{short} = {_bare(text)}")
@@ -109,7 +122,8 @@ class _Writer:
             grids = tuple_text([f":{self._extent(axis)}" for axis in self._at])[1:-1]
             head.append(f"    {tuple_text([*self._at.values()])[1:-1]} = np.ogrid[{grids}]")
         body = [f"    {line}" for line in (*self._lines, f"return {', '.join(made)}")]
-        used = [text.strip() for key, text in HELPERS.items() if key in self._used]
+        used = [*map(self._combine, self._folds.values())]
+        used = [*(text.strip() for key, text in HELPERS.items() if key in self._used), *used]
         constants = [f"DIMENSIONS = {len(self._axes)}"] if "laid" in self._used else []
         return "\n\n\n".join([*constants, *used, "\n".join([*head, *body])]) + "\n"
 
@@ -158,9 +172,41 @@ class _Writer:
                     "prod": f"({parts[0]} ** {self._extent(axis)})",
                 }
                 return many.get(op, parts[0])
+            case Reduce(op, axis, body) if (found := fold_of(op)) is not None and not found[0].ranks:
+                fold, place = found
+                self._used.add("folded")
+                name = self._combining(fold)
+                made = tuple_text([_bare(self._texts[part]) for part in all_unpacked(body)])
+                start = tuple_text([_number(first.value) for first in fold.identity])
+                along = f"{self._axes.index(axis)}, {self._extent(axis)}"
+                return f"folded({made}, {along}, {start}, {name})[{place}]"
+            case Call(fn, _) if fn == PAIR:
+                return ""  # a reduction reads its parts
+            case Local(name, _):
+                return name
             case Call(fn, _) if fn in FUNCTIONS:
                 return self._called(fn, parts)
         raise _without(str(node))
+
+    def _combining(self, fold: Fold) -> str:
+        """The name of the function that combines states of a fold."""
+        for name, known in self._folds.items():
+            if known is fold:
+                return name
+        name = self._names.fresh(f"combined_{fold.name}")
+        self._folds[name] = fold
+        return name
+
+    def _combine(self, fold: Fold) -> str:
+        """The text of that function."""
+        parts = [self._plain(part) for part in fold.combine]
+        for node in walk(*parts):
+            self._texts[node] = self._written(node)
+        left, right = (tuple_text([f"{each}{side}" for each in fold.state]) for side in (1, 2))
+        made = tuple_text([_bare(self._texts[part]) for part in parts])
+        return (
+            f"def {self._combining(fold)}(left, right):\n    {left}, {right} = left, right\n    return {made}"
+        )
 
     def _called(self, fn: str, parts: Sequence[str]) -> str:
         self._used |= {fn} & HELPERS.keys()
