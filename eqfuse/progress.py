@@ -90,11 +90,21 @@ class _Line:
     def _draw(self) -> None:
         from rich.console import Console  # only a terminal needs it
         from rich.status import Status
+        from rich.text import Text
+
+        console = Console(stderr=True)
+
+        def shown() -> Text:
+            found = Text(self.text)
+            found.truncate(
+                max(1, console.width - 3), overflow="ellipsis"
+            )  # of one line with the sign before it
+            return found
 
         with self._changed:
             if self._changed.wait_for(lambda: self._is_over, PATIENCE):
                 return
-        with Status(self.text, console=Console(stderr=True)) as status, self._changed:
+        with Status(shown(), console=console) as status, self._changed:
             while not self._is_over:
-                status.update(self.text)
+                status.update(shown())
                 self._changed.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -101,33 +100,6 @@ def test_work_inside_of_other_work_is_shown_behind_it(monkeypatch: pytest.Monkey
             assert line.text == "eqfuse: reduction 2 of 5, layers.0: choosing a plan"
         assert line.text == "eqfuse: reduction 2 of 5, layers.0"
     assert progress._here.line is None
-
-
-def test_a_terminal_sees_what_takes_long() -> None:
-    code = (
-        "import time, eqfuse.progress as p\n"
-        "p.PATIENCE = 0.05\n"
-        "with p.progress('derive'):\n    time.sleep(0.2)\n"
-        "    with p.progress('choose'):\n        time.sleep(0.3)\n"
-        "with p.progress('verify'):\n    pass\n"
-    )
-    main, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=child, env={**os.environ, "TERM": "xterm"}
-    )
-    os.close(child)
-    seen = b""
-    try:
-        while chunk := os.read(main, 4096):
-            seen += chunk
-    except OSError:  # the other end is closed
-        pass
-    os.close(main)
-    assert process.wait() == 0
-    text = seen.decode()
-    assert "eqfuse: rewriting, and deriving merges" in text
-    assert "choosing a plan" in text
-    assert "verifying" not in text
 
 
 # -- ctrl-C --------------------------------------------------------------------------------------------
