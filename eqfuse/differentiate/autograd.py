@@ -24,7 +24,6 @@ from eqfuse.differentiate.gradient import (
     grad,
     jvp,
     outputs_by,
-    real_outputs,
     saving_gradient,
 )
 from eqfuse.differentiate.saved import Saved
@@ -166,11 +165,6 @@ class Gradients:
     def outputs(self) -> tuple[str, ...]:
         """The names of the program's outputs."""
         return tuple(output.name for output in self.program.outputs)
-
-    @cached
-    def real_outputs(self) -> frozenset[str]:
-        """Those of real numbers, which have cotangents."""
-        return frozenset(real_outputs(self.program))
 
     def outputs_by(self, names: tuple[str, ...]) -> frozenset[str]:
         """Those that have a gradient by some of these inputs."""
@@ -400,7 +394,7 @@ def _pulled_back(
     known = _known(call, values, tensors, wanted)
     gradients.latest = known.backward
     for name, value, (shape, dtype, device) in zip(gradients.outputs, given, shapes, strict=True):
-        if name in gradients.real_outputs:
+        if name in named:
             if value is None:
                 value = torch.zeros((), dtype=dtype, device=device).expand(shape)
             values[named[name]] = value

@@ -88,9 +88,7 @@ def certify_gradient(
     """
     program, adjoint = parse(source, scalars=scalars), parse(gradient, scalars=_read(gradient, scalars))
     names = _inputs(program, adjoint)
-    program = with_stops(program, scalars)
-    program = replace(program, outputs=tuple(without_folds(output) for output in program.outputs))
-    program, adjoint = _decidable(program), _decidable(adjoint)
+    program, adjoint = _differentiable(program, scalars), _decidable(adjoint)
     of = {output.name: name for output, name in zip(adjoint.outputs, names, strict=True)}
     check = _Check(program, adjoint, of, _difference(program, adjoint), trials, seed, bound)
     with progress("verify"):
@@ -141,9 +139,7 @@ def certify_jvp(
     _derivatives_of(linear, {named[name]: name for name in real_outputs(program)}, "tangent of an output")
     by = wanted(program, wrt) if wrt else tuple(n for n in differentiable(program) if named[n] in read)
     reason = _strange("the derivative", linear, {**ranks, **{named[name]: ranks[name] for name in by}})
-    program = with_stops(program, scalars)
-    program = replace(program, outputs=tuple(without_folds(output) for output in program.outputs))
-    program, linear = _decidable(program), _decidable(linear)
+    program, linear = _differentiable(program, scalars), _decidable(linear)
     check = _Check(program, linear, {}, reason, trials, seed, bound)
     with progress("verify"):
         return check.compared(_forward(program, linear, by))
@@ -229,6 +225,12 @@ def without_folds(output: Output) -> Output:
         return (extreme_of(node) if isinstance(node, Reduce) else None) or node
 
     return replace(output, expr=transform(output.expr, step))
+
+
+def _differentiable(program: Program, scalars: Mapping[str, Number] | None) -> Program:
+    """The program as it is run on dual numbers: with its stops, and without what they know no derivative of."""
+    program = with_stops(program, scalars)
+    return _decidable(replace(program, outputs=tuple(map(without_folds, program.outputs))))
 
 
 def _decidable(program: Program) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -126,34 +127,24 @@ def of_older_vmap(
     reals: Sequence[Any] = (),
 ) -> list[torch.Tensor]:
     """The same for the vmap that `torch.autograd.functional` has with `vectorize=True`, and `gradcheck` for batched gradients."""
-    level = torch._C._vmapmode_decrement_nesting() + 1  # those outside of it are left to batches of batches
+    with _level_of_older_vmap() as level:
+        # Tensors of no batch get a dimension of one position; a batch of one is computed as none, which torch takes for all of it.
+        first = [torch._remove_batch_dim(tensor, level, 1, 0) for tensor in tensors]
+        dims = tuple(0 if len(each) != 1 else None for each in first)
+        plain = [each if dim == 0 else each.squeeze(0) for each, dim in zip(first, dims, strict=True)]
+        made, has = rule(None, (None, None, dims), content, names, plain, integers, reals)
+        results = zip(made, has, strict=True)
+        return [each if dim is None else torch._add_batch_dim(each, 0, level) for each, dim in results]
+
+
+@contextmanager
+def _level_of_older_vmap() -> Iterator[int]:
+    """The level of the innermost one, which is left inside: what is called there is batched by those around it."""
+    level = torch._C._vmapmode_decrement_nesting() + 1
     try:
-        return _of_older_vmap(level, content, names, tensors, integers, reals)
+        yield level
     finally:
         torch._C._vmapmode_increment_nesting()
-
-
-def _of_older_vmap(
-    level: int,
-    content: str,
-    names: str,
-    tensors: Sequence[torch.Tensor],
-    integers: Sequence[Any],
-    reals: Sequence[Any],
-) -> list[torch.Tensor]:
-    first = [
-        torch._remove_batch_dim(tensor, level, 1, 0) for tensor in tensors
-    ]  # of others one dimension more
-    dims = tuple(
-        0 if tensor.dim() == each.dim() - 1 and len(each) != 1 else None
-        for tensor, each in zip(tensors, first, strict=True)
-    )
-    plain = [each if dim == 0 else each.squeeze(0) for each, dim in zip(first, dims, strict=True)]
-    made, has = rule(None, (None, None, dims), content, names, plain, integers, reals)
-    return [
-        each if dim is None else torch._add_batch_dim(each, 0, level)
-        for each, dim in zip(made, has, strict=True)
-    ]
 
 
 def _inputs(program: Program) -> set[str]:

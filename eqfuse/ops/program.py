@@ -26,8 +26,8 @@ Shaped = Callable[[dict[str, Any], dict[str, Any]], Callable[[Any], Any]]
 class Op:
     """A program that is called with tensors, by position or name, and options by name.
 
-    `name` is that of the function `write`, which gives the text; `tensors` are the names of what it takes, in order. `text(...)` is what it computes, to be changed and compiled as any other program; `kernel(...)` is what calls run, with its derivation, plan and
-    certificate. Of the tensors in `rows` all dimensions but so many last ones count as one, and those of the outputs are as theirs;
+    `name` is that of the function `write`, which gives the text; `tensors` are the names of what it takes, in order. `text(...)` is what it
+    computes, to be changed and compiled as any other program; `kernel(...)` is what calls run, with its derivation, plan and certificate. Of the tensors in `rows` all dimensions but so many last ones count as one, and those of the outputs are as theirs;
     `shaped` changes the shapes of others.
     """
 

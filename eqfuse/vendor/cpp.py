@@ -225,12 +225,12 @@ class CFunction:
     def definition(self) -> str:
         """The kernels, and the function that runs them."""
         inside = f"namespace {self._name}_kernels {{\n{self._native.text}}}\n"
-        body = "\n".join(self._body(self.calls_products))
+        body = "\n".join(self._body())
         return f'{inside}\nextern "C" {self.declaration()} {{\n{body}\n}}\n'
 
-    def _body(self, calls_products: bool) -> Iterator[str]:
+    def _body(self) -> Iterator[str]:
         interface = self._native.interface
-        if calls_products:
+        if self.calls_products:
             for each in SHARED:
                 listed = ", ".join(f"(void*)products::{each}_{dtype}" for dtype in ("f32", "f64", "bf16"))
                 yield f"  void* {each}_functions[] = {{{listed}}};"

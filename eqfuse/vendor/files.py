@@ -46,8 +46,7 @@ def write(kernel: Kernel, sizes: Mapping[str, int], folder: Path, name: str) -> 
     if kernel.compiled.device.kind == "cpu":
         functions = {name: CFunction(kernel, name)}
         if made is not None:
-            saved = (*(output.name for output in kernel.program.outputs), *made.saving.residuals)
-            forward = CFunction(made.forward, f"{name}_forward", saved)
+            forward = CFunction(made.forward, f"{name}_forward", made.results)
             functions |= {
                 f"{name}_forward": forward,
                 f"{name}_backward": CFunction(made.backward, f"{name}_backward"),
@@ -325,8 +324,7 @@ def _test_in_c(
     if made is not None:
         for each, output in zip(made.names, made.backward.program.outputs, strict=True):
             sizes = {**dict(zip(output.axes, shapes[each], strict=True)), **sizes}
-        saved = (*(output.name for output in program.outputs), *made.saving.residuals)
-        for each, output in zip(saved, made.forward.program.outputs, strict=True):
+        for each, output in zip(made.results, made.forward.program.outputs, strict=True):
             domains = made.forward.program.domains
             shapes[each] = tuple(sizes[domains.get(axis, axis)] for axis in output.axes)
         shapes |= {of: shapes[each] for each, of in cotangents(program).items() if each in shapes}

@@ -34,6 +34,11 @@ class Differentiated:
     forward: Kernel
     backward: Kernel
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the forward gives: the outputs, and what the gradient reads besides."""
+        return (*(output.name for output in self.kernel.program.outputs), *self.saving.residuals)
+
     @classmethod
     def of(cls, kernel: Kernel, sizes: Mapping[str, int]) -> Differentiated | None:
         """With plans for these sizes; None where no output has a gradient. Raises EqfuseError where the gradient cannot be derived, or is not
@@ -189,7 +194,7 @@ def _function(made: Differentiated, name: str) -> str:
         (*tensors, *scalars, *outputs, *kept, *(tensor.name for tensor in backward.tensors), "torch")
     )
     ctx, sizes, size = (local.fresh(word) for word in ("ctx", "sizes", "size"))
-    every = ", ".join([*outputs, *made.saving.residuals])
+    every = ", ".join(made.results)
     named = cotangents(made.kernel.program)
     above = [named[each] if each in named else local.fresh("_") for each in outputs]
     constant = [each for each in outputs if each not in made.saving.tracked]
