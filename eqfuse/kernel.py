@@ -34,6 +34,7 @@ from eqfuse.loops.plans import Plans
 from eqfuse.lowered import native_source
 from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded, recorded
+from eqfuse.operator.shapes import empty_outputs, extents
 from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
 from eqfuse.terms.collapse_axes import Layouts
@@ -535,6 +536,16 @@ class Kernel:
         }
         added = [*scope.added, *sorted(scope.without), *registered_in(*(o.expr for o in program.outputs))]
         return written({"source": program.source, "scalars": dict(self.scalars), **options}, added)
+
+    def extents(self, shapes: Mapping[str, Sequence[Any]], sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """The extent of every axis in a call of tensors of these shapes, which may be symbols. Raises BindError."""
+        return extents(self.program, shapes, sizes)
+
+    def shaped(
+        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, Any]
+    ) -> list[torch.Tensor]:
+        """The outputs of a call, holding nothing."""
+        return empty_outputs(self.program, tensors, numbers, lambda shapes: self.extents(shapes, sizes))
 
     def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
         """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked."""

@@ -216,9 +216,19 @@ def programs(rank: int, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return ran
 
 
-def gradients(rank: int, names: Sequence[str]) -> int:
-    """Gradients of ragged local shards, and of DTensors: those of a whole tensor are whole on every rank."""
+def gradients(rank: int, names: Sequence[str], in_graphs: bool = False) -> int:
+    """Gradients of ragged local shards, and of DTensors: those of a whole tensor are whole on every rank. With `in_graphs` each call is
+    one graph of torch.compile."""
     mesh, compared = mesh_of(), 0
+
+    def call(sharded: Sharded) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        return (
+            torch.compile(lambda **values: outputs(sharded(**values)), fullgraph=True)
+            if in_graphs
+            else sharded
+        )
+
     for name in names:
         case = CASES[name]
         tensors = case.tensors()
@@ -233,7 +243,7 @@ def gradients(rank: int, names: Sequence[str]) -> int:
                 each: value.detach().requires_grad_(each in case.wrt)
                 for each, value in shards(sharded, tensors, lengths, rank).items()
             }
-            made = outputs(sharded(**local))
+            made = outputs(call(sharded)(**local))
             parts = own_outputs(sharded, tuple(weights), lengths, rank)
             found = torch.autograd.grad(made, [local[each] for each in case.wrt], parts)
             part_of = shards(sharded, dict(tensors) | dict(zip(case.wrt, exact, strict=True)), lengths, rank)
@@ -246,7 +256,7 @@ def gradients(rank: int, names: Sequence[str]) -> int:
         total = sum(
             (
                 (value * distribute_tensor(w, mesh, value.placements)).sum()
-                for value, w in _pairs(sharded, spread, weights)
+                for value, w in zip(outputs(call(sharded)(**spread)), weights, strict=True)
             ),
             torch.zeros(()),
         )
@@ -257,10 +267,6 @@ def gradients(rank: int, names: Sequence[str]) -> int:
             same(gradient.full_tensor(), value, f"{name}, DTensors")
         compared += 1
     return compared
-
-
-def _pairs(sharded: Sharded, spread: Mapping[str, Any], weights: Sequence[torch.Tensor]) -> Any:
-    return zip(outputs(sharded(**spread)), weights, strict=True)
 
 
 def special(rank: int, sources: Sequence[str], dtypes: Sequence[torch.dtype]) -> int:
@@ -322,6 +328,20 @@ def zigzag(rank: int) -> tuple[str, ...]:
         found = alone(**local)
         same(found, alone.own_output("O", wanted), plan.strategy)
     return tuple(plan.strategy for plan in sharded.strategies)
+
+
+def sized(rank: int) -> int:
+    """An axis of the output that no tensor has, of two sizes with the same tensors, and a sharded one whose positions are given so."""
+    mesh = world()
+    k = compiled("y[i] = sum[j](x[j] * cos(i * x[j]))\nreturn y")
+    sharded, x = eq.shard(k, mesh, {"j": RANKS}), torch.linspace(-1, 1, 9, dtype=torch.float64)
+    part = x[:4] if rank == 0 else x[4:]
+    for count in (3, 5):
+        same(sharded(x=part, sizes={"i": count}), k(x=x, sizes={"i": count}), str(count))
+    squares = compiled("y[i] = sum[j](j * x[i])\nreturn y")
+    found = eq.shard(squares, mesh, {"j": RANKS})(x=x, sizes={"j": 2 + rank})
+    same(found, squares(x=x, sizes={"j": 5}), "positions alone")
+    return 2
 
 
 def as_many(rank: int) -> tuple[str, str]:

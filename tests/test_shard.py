@@ -30,9 +30,11 @@ from shard_programs import (
     ragged,
     same,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import eqfuse as eq
 from eqfuse.differentiate.gradient import cotangents, real_outputs
+from eqfuse.operator.content import SHARDED, kernel_of, quoted
 from eqfuse.sharding.axes import even
 from eqfuse.sharding.sharded import Sharded
 from eqfuse.sharding.strategies import STRATEGIES
@@ -780,3 +782,35 @@ def test_steps_that_are_wrong_are_refused_before_a_call() -> None:
     unchecked._certificates.clear()
     found = unchecked(**case.tensors())
     assert not torch.allclose(found, kernel(case.source)(**case.tensors()))
+
+
+def test_a_call_is_one_operator_under_transforms_of_torch() -> None:
+    """One graph of torch.compile with its gradient, vmap, a directional derivative and shapes alone."""
+    k = eq.compile("y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j])\nreturn y", verify=False)
+    sharded = eq.shard(k, 3, {"j": "r"})
+    x, v = torch.linspace(-2, 2, 35).reshape(5, 7).requires_grad_(), torch.linspace(0, 1, 7)
+
+    def doubled(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return 2 * sharded(x=x, v=v)
+
+    graph = torch.compile(doubled, fullgraph=True, backend="aot_eager")
+    made, wanted = graph(x, v), 2 * k(x=x, v=v)
+    torch.testing.assert_close(made, wanted)
+    for one, other in zip(
+        torch.autograd.grad(made.sum(), x), torch.autograd.grad(wanted.sum(), x), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    many = torch.stack([x.detach(), x.detach() + 1, -x.detach()])
+    batched = torch.vmap(lambda x: sharded(x=x, v=v))(many)
+    torch.testing.assert_close(batched, torch.stack([k(x=each, v=v) for each in many]))
+    plain, along = x.detach(), torch.ones_like(x)
+    _, found = torch.func.jvp(lambda x: sharded(x=x, v=v), (plain,), (along,))
+    torch.testing.assert_close(found, torch.func.jvp(lambda x: k(x=x, v=v), (plain,), (along,))[1])
+    with FakeTensorMode() as mode:
+        assert sharded(x=mode.from_tensor(plain), v=mode.from_tensor(v)).shape == (5,)
+
+
+def test_a_graph_that_calls_what_is_not_there_says_so() -> None:
+    gone = quoted({SHARDED: {"kernel": "none"}})
+    with pytest.raises(eq.EqfuseError, match="a sharded kernel that this process does not have"):
+        kernel_of(gone)

@@ -100,6 +100,12 @@ def test_gradients(ranks: int) -> None:
     assert values_of(ranks, workers.gradients, names) == [4 * len(names)] * ranks
 
 
+@pytest.mark.slow
+def test_graphs_of_torch_compile_and_their_gradients() -> None:
+    names = ("attention, rows of outputs", "attention, both axes", "softmax")
+    assert values_of(2, workers.gradients, names, True) == [4 * len(names)] * 2
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.slow
 def test_numbers_that_are_none(ranks: int) -> None:
@@ -118,6 +124,11 @@ def test_a_mesh_of_two_dimensions() -> None:
 @pytest.mark.slow
 def test_two_pieces_on_each_rank() -> None:
     assert values_of(4, workers.zigzag) == [("gather_operands",)] * 4
+
+
+@pytest.mark.slow
+def test_sizes_of_axes_that_no_tensor_has() -> None:
+    assert values_of(2, workers.sized) == [2] * 2
 
 
 @pytest.mark.slow

@@ -29,6 +29,14 @@ class Called(Protocol):
     @property
     def program(self) -> Program: ...
 
+    def extents(self, shapes: Mapping[str, Sequence[Any]], sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """The extent of every axis in a call of tensors of these shapes, which may be symbols."""
+
+    def shaped(
+        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, Any]
+    ) -> list[torch.Tensor]:
+        """The outputs of a call, holding nothing."""
+
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
     def cached(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CachedCall | None:
@@ -97,6 +105,8 @@ class Saving:
 
 ADDED = "added"
 """What the digest of rules and reductions stands under."""
+SHARDED, DERIVED = "sharded", "derived"
+"""What the content of a kernel that `eq.shard` has made stands under, and of one that a method has made of that."""
 
 Make = Callable[[Mapping[str, Any]], Called]
 
@@ -145,6 +155,17 @@ def kernel_of(content: str) -> Called:
 
 def _made(content: str) -> Called:
     given = {name: value for name, value in unquoted(content).items() if name != ADDED}
+    if DERIVED in given:  # a graph that was compiled before asks for what tracing it would have made
+        of, method, argument = given[DERIVED]
+        derived: Called = getattr(kernel_of(of), method)(
+            tuple(argument) if isinstance(argument, list) else argument
+        )
+        return derived
+    if SHARDED in given:
+        raise EqfuseError(
+            "a graph calls a sharded kernel that this process does not have",
+            hint="make it by eq.shard before the graph runs, with the same arguments and groups",
+        )
     made = _make[0](given)
     if made.content != content:
         raise EqfuseError(

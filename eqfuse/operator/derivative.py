@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from eqfuse.operator.content import Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.library import arguments, called, run
-from eqfuse.operator.shapes import Size, extents
+from eqfuse.operator.shapes import Size
 from eqfuse.terms.arguments import has_tangent, looking_at_tangents, without_tangent
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
@@ -251,27 +251,21 @@ def _derived(
     reads = {*(tensor.name for tensor in known.tensors), *known.scalars}
     values = {name: value for name, value in {**tensors, **numbers}.items() if name in reads}
     shapes = {name: shape for name, (shape, _) in like.items()}
-    made = called(derivative.content, values, gradient_sizes(program, known, tensors, sizes, shapes))
+    found = kernel.extents(
+        {tensor.name: tuple(tensors[tensor.name].shape) for tensor in program.tensors}, sizes
+    )
+    made = called(derivative.content, values, gradient_sizes(known, found, shapes))
     results = made if isinstance(made, tuple) else (made,)
     outputs = (like[output.name] for output in known.outputs)
     return [r.to(dtype).reshape(shape) for r, (shape, dtype) in zip(results, outputs, strict=True)]
 
 
 def gradient_sizes(
-    program: Program,
-    gradient: Program,
-    tensors: Mapping[str, torch.Tensor],
-    sizes: Mapping[str, Size],
-    shapes_of_outputs: Mapping[str, Sequence[Size]],
+    gradient: Program, extents: Mapping[str, Size], shapes_of_outputs: Mapping[str, Sequence[Size]]
 ) -> dict[str, Size]:
-    """The sizes of the axes of a derivative: those of the call, and of its outputs, whose shapes are known by name."""
-    shapes = {tensor.name: tuple(tensors[tensor.name].shape) for tensor in program.tensors}
+    """The sizes of the axes of a derivative: the extents that the call has, and those of its outputs, whose shapes are known by name."""
     axes = {gradient.domains.get(axis, axis) for axis in sized_axes(gradient)}
-    found = {
-        axis: size
-        for axis, size in extents(program, shapes, sizes).items()
-        if axis in axes and axis not in gradient.lengths
-    }
+    found = {axis: size for axis, size in extents.items() if axis in axes and axis not in gradient.lengths}
     for output in gradient.outputs:
         shape = shapes_of_outputs[output.name] if output.axes else ()
         found |= {gradient.domains.get(a, a): n for a, n in zip(output.axes, shape, strict=True)}

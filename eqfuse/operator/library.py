@@ -20,7 +20,6 @@ from torch.compiler import is_dynamo_compiling
 from eqfuse.arguments import is_recording
 from eqfuse.errors import BindError
 from eqfuse.operator.content import VISIBLE, Called, kernel_of, names_in, names_text, operator_of
-from eqfuse.operator.shapes import empty_outputs
 from eqfuse.operator.written import check_outputs, offer
 from eqfuse.terms.arguments import has_tangent, is_batched_by_older_vmap
 from eqfuse.terms.interpreter import check_dense
@@ -209,8 +208,7 @@ def shaped(
     reals: Sequence[Any] = (),
 ) -> list[torch.Tensor]:
     """Outputs that hold nothing."""
-    program = kernel_of(content).program
+    kernel = kernel_of(content)
     offer()
-    check_outputs(len(program.outputs))
-    values, numbers, sizes = arguments(names, tensors, integers, reals)
-    return empty_outputs(program, values, numbers, sizes)
+    check_outputs(len(kernel.program.outputs))
+    return kernel.shaped(*arguments(names, tensors, integers, reals))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,10 +98,10 @@ def empty_outputs(
     program: Program,
     tensors: Mapping[str, torch.Tensor],
     numbers: Mapping[str, Any],
-    sizes: Mapping[str, Size],
+    extents_of: Callable[[Mapping[str, Sequence[Size]]], Mapping[str, Size]],
 ) -> list[torch.Tensor]:
-    """Outputs of the right shape and dtype, on the device of the tensors, that hold nothing. Raises BindError and
-    TypeCheckError as a call does."""
+    """Outputs of the right shape and dtype, on the device of the tensors, that hold nothing; `extents_of` gives those of axes, by the
+    shapes of tensors. Raises BindError and TypeCheckError as a call does."""
     known = {tensor.name for tensor in program.tensors}
     arrays = {name: tensor for name, tensor in tensors.items() if name in known or tensor.dim()}
     check_together(arrays)
@@ -110,7 +110,7 @@ def empty_outputs(
     given = {**plain, **{name: 0 for name in tensors if name not in arrays}}
     check_names(program, shapes, given)
     check_ranks(program, shapes)
-    found = extents(program, shapes, sizes)
+    found = extents_of(shapes)
     dtypes = output_dtypes(program, {name: tensor.dtype for name, tensor in arrays.items()})
     like = next(iter(arrays.values()), None)
     made = []

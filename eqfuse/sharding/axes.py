@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,31 @@ def even(count: int, ranks: int) -> Lengths:
     """The lengths of shards as DTensor cuts them: all as long as the first, the last ones shorter or empty."""
     each = -(-count // ranks)
     return tuple(max(0, min(each, count - rank * each)) for rank in range(ranks))
+
+
+def share(count: Any, ranks: int, rank: int) -> Any:
+    """The length of one of these; the count may be a symbol."""
+    each = -(-count // ranks)
+    return torch.sym_max(0, torch.sym_min(each, count - rank * each))  # type: ignore[no-untyped-call]
+
+
+_groups: dict[str, list[dist.ProcessGroup]] = {}
+"""Process groups that something was sharded over, by name: a group that is made anew may have the name of one that is gone."""
+
+
+def names_of_groups(mesh: Mesh) -> list[str]:
+    """A name for the process group of each dimension, the same on all ranks and in all processes that make the same groups in the
+    same order."""
+    if not isinstance(mesh, DeviceMesh | dist.ProcessGroup):
+        return []
+    groups = [mesh] if isinstance(mesh, dist.ProcessGroup) else mesh.get_all_groups()
+    found = []
+    for group in groups:
+        known = _groups.setdefault(group.group_name, [])
+        if not any(each is group for each in known):
+            known.append(group)
+        found.append(f"{group.group_name}.{[each is group for each in known].index(True)}")
+    return found
 
 
 def ranks_of(mesh: Mesh) -> dict[str, int]:

@@ -151,3 +151,34 @@ def _computing(lines: Sequence[Line], plan: ShardPlan, sizes: Sizes, device: Dev
             apart = is_product and len(factors) == 2 and free_axes(factors[0]) ^ free_axes(factors[1])
             seconds += 2 * count / device.matrix_half if apart else count / device.elementwise
     return seconds
+
+
+def table(
+    prices: Mapping[str, Price],
+    refused: Mapping[str, str],
+    link: Link,
+    ranks: Mapping[str, int],
+    extents: Mapping[str, int],
+) -> str:
+    """Strategies with their prices, the cheapest first, and why there are no others."""
+    over = " x ".join(f"{n} {mesh}" for mesh, n in ranks.items())
+    rates = f"{1e6 * link.latency:.3g} us a message, {1e-9 / link.byte:.3g} GB/s"
+    lines = [
+        f"{over} ranks, {link.name}: {rates} ({link.of})",
+        "  ".join(f"{axis}={extents[axis]}" for axis in extents),
+        f"{'strategy':28} {'exchanges':>9} {'sent':>10} {'held':>10} {'exchanging':>13} {'computing':>13}",
+    ]
+    lines += [
+        f"{name:28} {each.exchanges:9} {_amount(each.sent):>10} {_amount(each.held):>10}"
+        f" {1e6 * each.exchanging:10.1f} us {1e6 * each.computing:10.1f} us"
+        for name, each in sorted(prices.items(), key=lambda row: (row[1].seconds, row[0]))
+    ]
+    return "\n".join([*lines, *(f"{name:28} not: {why}" for name, why in refused.items())])
+
+
+def _amount(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from itertools import product
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
@@ -21,28 +21,29 @@ from eqfuse.differentiate.gradient import cotangents
 from eqfuse.errors import BindError, EqfuseError, VerificationError, did_you_mean
 from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
+from eqfuse.operator.content import DERIVED, SHARDED, Saving, enrol, quoted
+from eqfuse.operator.library import called, is_recorded, recorded
+from eqfuse.operator.shapes import Size, empty_outputs, extents
 from eqfuse.results import source_digest
-from eqfuse.sharding.axes import Lengths, Mesh, even, link_of, ranks_of, sharding_of
+from eqfuse.sharding.agreement import MOST_AXES, agreed, digest
+from eqfuse.sharding.axes import Lengths, Mesh, even, link_of, names_of_groups, ranks_of, sharding_of, share
 from eqfuse.sharding.check import certified
 from eqfuse.sharding.engine import Place, gathered, in_two_pieces, own_part, run
 from eqfuse.sharding.exchange import Group, Join, Rank, Run, TorchArrays, simulated
 from eqfuse.sharding.kernels import Alone, Kernels, driven
 from eqfuse.sharding.links import Link, link_named
 from eqfuse.sharding.nodes import Sharding, ShardPlan, shown
-from eqfuse.sharding.prices import Price, Sizes, price
+from eqfuse.sharding.prices import Price, Sizes, price, table
 from eqfuse.sharding.strategies import STRATEGIES, strategies
 from eqfuse.terms.arguments import wants_gradient
 from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.extents import axes_along
-from eqfuse.terms.nodes import Output
+from eqfuse.terms.nodes import Program
 from eqfuse.terms.prefixes import alike
-from eqfuse.terms.sizes import bind, check_names, check_ranks, undetermined
+from eqfuse.terms.sizes import bind, check_names, check_ranks, places, undetermined
 from eqfuse.threads import cached, undisturbed
 
 LAYOUTS = ("contiguous", "zigzag")
-WORDS = 24
-"""Numbers that ranks say before a call: what they call, and the lengths of sharded axes."""
-MOST_AXES = 16
 MOST_KEPT = 1024
 
 
@@ -105,7 +106,7 @@ def shard(
         raise EqfuseError("the program has no strategy", hint="; ".join(refused.values()))
     link = link_of(mesh) if link is None else link
     link_named(link)
-    return Sharded(kernel, mesh, sizes, sharding, tuple(found), refused, link, layout, equal)
+    return Sharded(kernel, mesh, sizes, sharding, tuple(found), refused, link, layout, equal, asked=strategy)
 
 
 class Kept(dict[Any, Any]):
@@ -134,6 +135,11 @@ class Sharded:
     layout: str = "contiguous"
     equal: bool = False
     plan: ShardPlan | None = None
+    asked: str = field(default="auto", repr=False)
+    _rows: Mapping[tuple[str, int], tuple[str, str]] = field(default_factory=dict, repr=False)
+    """Dimensions of tensors that come as a rank's rows and become whole: the axis, and the dimension of the mesh."""
+    _origin: tuple[str, str, Any] | None = field(default=None, repr=False)
+    """The content of what it was derived from, the method that did so, and the argument."""
     _place: Place | None = field(default=None, repr=False)
     _device: Device | None = field(default=None, repr=False)
     _kernels: dict[Any, Kernels] = field(default_factory=dict, repr=False)
@@ -144,21 +150,54 @@ class Sharded:
     _gradients: dict[tuple[str, ...], Sharded] = field(default_factory=dict, repr=False)
     _groups: dict[str, Group] = field(default_factory=dict, repr=False)
 
+    _along: dict[tuple[str, int], str] = field(init=False, default_factory=dict, repr=False)
+    """The sharded axes along the dimensions of tensors."""
+    _row_sources: dict[str, tuple[str, int]] = field(init=False, default_factory=dict, repr=False)
+    """A dimension of a tensor that is as long as each axis that is sharded in outputs alone."""
+    content: str = field(init=False, default="", repr=False)
+    """What graphs of torch know it by."""
+
+    def __post_init__(self) -> None:
+        sharding = self.sharding
+        made_of = {
+            "kernel": self.kernel.content,
+            "ranks": self.ranks,
+            "groups": names_of_groups(self.mesh),
+            "axes": {axis: sharding.meshes[of] for axis, of in sharding.classes.items()},
+            "out": sorted(sharding.outputs),
+            "strategies": [plan.strategy for plan in self.strategies],
+            "link": self.link,
+            "layout": self.layout,
+            "equal": self.equal,
+        }
+        self.content = quoted({SHARDED: made_of} if self._origin is None else {DERIVED: self._origin})
+        enrol(self)
+        self._along = sharding.along(self.program)
+        same = alike(self.program)
+        rows = ((same.get(axis, axis), (tensor, at)) for axis, tensor, at in places(self.program))
+        self._row_sources = {of: place for of, place in rows if of in sharding.outputs}
+
+    @property
+    def program(self) -> Program:
+        """The program of the kernel."""
+        return self.kernel.program
+
     # -- running -----------------------------------------------------------------------------------
 
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
         """The outputs: see `eq.shard`. `sizes` gives axes that no tensor determines.
 
         Every rank has to call alike; where programs, dtypes or shapes differ, all of them raise an error that says which rank does.
-        Under `torch.compile` a call is outside of graphs. A call is differentiable: its gradient is the gradient's program, sharded
-        alike; that of a whole tensor is whole on every rank.
+        Under `torch.compile` a call is the operator `eqfuse::call`, as that of a kernel is. A call is differentiable: its gradient is the
+        gradient's program, sharded alike; that of a whole tensor is whole on every rank.
         """
-        return _outside(self, unnamed, values, sizes)
-
-    def _any(self, unnamed: Sequence[Any], values: Mapping[str, Any], sizes: Mapping[str, int] | None) -> Any:
-        self._arguments.all_named(unnamed)
+        Arguments(self.program).all_named(unnamed)
         if any(isinstance(value, DTensor) for value in values.values()):
             return self._of_dtensors(values, sizes)
+        if is_dynamo_compiling():
+            return called(self.content, values, sizes)
+        if is_recorded(values):
+            return recorded(self.content, values, sizes)
         return self._differentiated(values, sizes=sizes)
 
     def _differentiated(
@@ -204,16 +243,18 @@ class Sharded:
         every = lengths
         if self.equal and every is None:
             every = {axis: (n,) * self.ranks[self.sharding.meshes[axis]] for axis, n in own.items()}
-        agreed = None if every is None else (tuple(sorted(every.items())), tuple(said.values()))
-        if every is None or failed is not None or agreed not in self._compared:
-            found = self._agreed(place_of(given.tensors), said, own, failed)
+        words = None if every is None else (tuple(sorted(every.items())), tuple(said.values()))
+        if every is None or failed is not None or words not in self._compared:
+            device, groups = place_of(given.tensors), [self._group(mesh) for mesh in self._meshes]
+            found = agreed(groups, self.sharding.meshes, device, said, own, failed)
             if every is not None and any(every[axis] != each for axis, each in found.items()):
                 raise EqfuseError(
                     f"ranks have {found} positions", hint="leave `equal` out, or share them out evenly"
                 )
             every = found if every is None else every
-            if agreed is not None:
-                self._compared.keep(agreed, True)
+            if words is not None:
+                self._compared.keep(words, True)
+        given = self._with_whole_rows(given)
         at = key, tuple(sorted(every.items()))
         plan, kernels, place = self._prepared.get(at) or self._prepared.keep(at, self._prepare(given, every))
         self.plan, self._place = plan, place
@@ -226,25 +267,28 @@ class Sharded:
 
     def _described(self, given: Given, known: Mapping[str, Lengths]) -> tuple[dict[str, int], dict[str, int]]:
         """The positions of sharded axes on this rank, and what all ranks have to agree on, as numbers of 63 bits."""
-        own = self._own_lengths({name: tuple(tensor.shape) for name, tensor in given.tensors.items()}, known)
+        own = self._own_lengths(_shapes(given.tensors), known, given.sizes)
+        parts = {*self._along, *self._rows}
         shapes = sorted(
-            (name, tuple(n for at, n in enumerate(tensor.shape) if (name, at) not in self._along))
+            (name, tuple(n for at, n in enumerate(tensor.shape) if (name, at) not in parts))
             for name, tensor in given.tensors.items()
         )
+        sizes = sorted((a, n) for a, n in (given.sizes or {}).items() if a not in self.sharding.classes)
         return own, {
             **self._identity,
-            "dtypes": _digest(sorted((name, str(tensor.dtype)) for name, tensor in given.tensors.items())),
-            "shapes": _digest(shapes),
-            "scalars": _digest(sorted(given.scalars.items())),
+            "dtypes": digest(sorted((name, str(tensor.dtype)) for name, tensor in given.tensors.items())),
+            "shapes": digest(shapes),
+            "scalars": digest(sorted(given.scalars.items())),
+            "sizes": digest(sizes),
         }
 
     @cached
     def _identity(self) -> dict[str, int]:
         classes = sorted(self.sharding.classes.items())
         return {
-            "version": _digest(source_digest()),
-            "program": _digest((self.kernel.program.source, classes)),
-            "strategy": _digest(
+            "version": digest(source_digest()),
+            "program": digest((self.kernel.program.source, classes)),
+            "strategy": digest(
                 ([plan.strategy for plan in self.strategies], self._link, self.layout, self.equal)
             ),
         }
@@ -258,10 +302,11 @@ class Sharded:
         self,
         shapes: Mapping[str, tuple[int, ...]],
         known: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
         some: bool = False,
     ) -> dict[str, int]:
-        """The positions of every sharded axis on this rank. Raises BindError where tensors differ, or lack dimensions, or, but of `some`
-        tensors, no tensor has an axis that is not `known`."""
+        """The positions of every sharded axis on this rank, by its tensors or `sizes`. Raises BindError where these differ, or tensors lack
+        dimensions, or, but of `some` tensors, nothing gives an axis that is not `known`."""
         if not some:
             check_names(self.kernel.program, shapes, dict.fromkeys(self.kernel.program.scalars, 0))
             check_ranks(self.kernel.program, shapes)
@@ -270,22 +315,28 @@ class Sharded:
             shape = shapes.get(tensor)
             if shape is None or len(shape) <= dimension or axis in self.sharding.outputs:
                 continue
-            length, first = found.setdefault(axis, (shape[dimension], tensor))
+            length, first = found.setdefault(axis, (shape[dimension], repr(tensor)))
             if length != shape[dimension]:
                 raise BindError(
-                    f"this rank has {length} positions of {axis!r} in {first!r}, {shape[dimension]} in {tensor!r}",
+                    f"this rank has {length} positions of {axis!r} in {first}, {shape[dimension]} in {tensor!r}",
                     hint="give every tensor the same positions",
                 )
+        for axis, size in (sizes or {}).items():
+            of = self.sharding.classes.get(axis)
+            if of is not None and of not in self.sharding.outputs:
+                length, first = found.setdefault(of, (size, "sizes"))
+                if length != size:
+                    raise BindError(
+                        f"this rank has {length} positions of {of!r} in {first}, {size} in sizes",
+                        hint="leave sizes out that tensors have",
+                    )
         for axis in () if some else self.sharding.meshes:
             if axis not in found and axis not in self.sharding.outputs and axis not in (known or {}):
                 raise BindError(
-                    f"no tensor has the sharded axis {axis!r}", hint="shard axes that tensors are read along"
+                    f"no tensor has the sharded axis {axis!r}",
+                    hint="shard axes that tensors are read along, or give this rank's positions in sizes",
                 )
         return {axis: length for axis, (length, _) in found.items()}
-
-    @cached
-    def _along(self) -> dict[tuple[str, int], str]:
-        return self.sharding.along(self.kernel.program)
 
     def _rank(self) -> Rank:
         return {mesh: self._group(mesh).rank for mesh in self._meshes}
@@ -301,29 +352,6 @@ class Sharded:
             self._groups[mesh] = Group(group, mesh)
         return self._groups[mesh]
 
-    def _agreed(
-        self,
-        device: torch.device,
-        said: Mapping[str, int],
-        own: Mapping[str, int],
-        failed: EqfuseError | None,
-    ) -> dict[str, Lengths]:
-        """The lengths of every axis on all ranks, who say beforehand what they were called with. Raises on all ranks where they
-        differ, or where one of them could not go on."""
-        found: dict[str, Lengths] = {}
-        for mesh in self._meshes:  # ranks along one dimension pass on what went wrong along those before
-            group = self._group(mesh)
-            axes = [axis for axis, of in self.sharding.meshes.items() if of == mesh and axis in own]
-            row = [int(failed is not None), *said.values(), *(own[axis] for axis in axes)]
-            row += [0] * (WORDS - len(row))
-            rows = group.numbers(row, device)
-            failed = failed or _difference(mesh, group.rank, list(said), rows)
-            for at, axis in enumerate(axes):
-                found[axis] = tuple(int(other[1 + len(said) + at]) for other in rows)
-        if failed is not None:
-            raise failed
-        return found
-
     def _prepare(
         self, given: Given, lengths: Mapping[str, Lengths], rank: Rank | None = None
     ) -> tuple[ShardPlan, Kernels, Place]:
@@ -334,7 +362,11 @@ class Sharded:
             if tensor in shapes and axis in lengths:
                 shapes[tensor][dimension] = sum(lengths[axis])
         whole = {name: tuple(shape) for name, shape in shapes.items()}
-        extents = bind(program, whole, given.sizes, given.scalars)
+        of = self.sharding.classes
+        sizes = {
+            a: sum(lengths[of[a]]) if of.get(a) in lengths else n for a, n in (given.sizes or {}).items()
+        }
+        extents = bind(program, whole, sizes, given.scalars)
         check_selections(program, extents, given.scalars)
         lengths = dict(lengths)
         for axis in self.sharding.outputs:
@@ -405,8 +437,7 @@ class Sharded:
 
     def _simulated(self, given: Given, lengths: Mapping[str, Lengths] | None) -> list[torch.Tensor]:
         """The outputs of ranks of this process, that share whole tensors out evenly, or by `lengths`."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in given.tensors.items()}
-        whole = self._own_lengths(shapes, lengths)
+        whole = self._own_lengths(_shapes(given.tensors), lengths, given.sizes)
         cut = {axis: even(n, self.ranks[self.sharding.meshes[axis]]) for axis, n in whole.items()}
         cut |= lengths or {}
         arrays, ranks, places = TorchArrays(), list[tuple[Run, Rank]](), list[Place]()
@@ -444,10 +475,9 @@ class Sharded:
 
     def local(self, **values: torch.Tensor) -> dict[str, torch.Tensor]:
         """This rank's shards of whole tensors, shared out evenly: `s(**s.local(Q=Q, K=K, V=V))`."""
-        shapes = {name: tuple(value.shape) for name, value in values.items()}
         lengths = {
             axis: even(n, self.ranks[self.sharding.meshes[axis]])
-            for axis, n in self._own_lengths(shapes, some=True).items()
+            for axis, n in self._own_lengths(_shapes(values), some=True).items()
         }
         place = Place(
             self.sharding, self._rank(), self.ranks, lengths, {}, self._along, self.layout == "zigzag"
@@ -466,7 +496,7 @@ class Sharded:
                 )
         same = {self.sharding.classes.get(axis, axis): tuple(each) for axis, each in lengths.items()}
         given = Arguments(self.kernel.program).given(values)
-        whole = self._own_lengths({name: tuple(t.shape) for name, t in given.tensors.items()})
+        whole = self._own_lengths(_shapes(given.tensors))
         for axis, each in same.items():
             if (
                 axis not in whole
@@ -500,18 +530,28 @@ class Sharded:
                 wanted = self._placements(name)
                 placed = value if tuple(value.placements) == wanted else value.redistribute(placements=wanted)
                 local[name] = placed.to_local()
-        lengths = {
-            axis: even(shapes[tensor][dimension], self.ranks[self.sharding.meshes[axis]])
+        counts = {
+            axis: shapes[tensor][dimension]
             for (tensor, dimension), axis in self._along.items()
             if tensor in shapes and axis not in self.sharding.outputs
         }
-        known = lengths if lengths.keys() >= self.sharding.meshes.keys() - self.sharding.outputs else None
-        results = self._differentiated(local, known, sizes)
-        made = results if isinstance(results, tuple) else (results,)
-        place, found = self._place, []
-        assert place is not None
+        known = counts.keys() >= self.sharding.meshes.keys() - self.sharding.outputs
+        if is_dynamo_compiling():
+            if not known:
+                raise EqfuseError(
+                    "some tensors with sharded axes are DTensors, others are not",
+                    hint="under torch.compile give DTensors alone, or local tensors alone",
+                )
+            results = called(self.content, local, sizes)
+        else:
+            lengths = {axis: even(n, self.ranks[self.sharding.meshes[axis]]) for axis, n in counts.items()}
+            results = self._differentiated(local, lengths if known else None, sizes)
+        made, found = results if isinstance(results, tuple) else (results,), []
         for output, value in zip(self.kernel.program.outputs, made, strict=True):
-            shape = torch.Size(place.extents[axis] for axis in output.axes)
+            shape = torch.Size(
+                self._whole_size(axis, size, counts, local, sizes)
+                for axis, size in zip(output.axes, value.shape, strict=True)
+            )
             strides = [prod(shape[at + 1 :]) for at in range(len(shape))]
             where: list[Placement] = [Replicate() for _ in self.ranks]
             for dimension, axis in enumerate(output.axes):
@@ -524,6 +564,29 @@ class Sharded:
             )
         return found[0] if len(found) == 1 else tuple(found)
 
+    def _whole_size(
+        self,
+        axis: str,
+        own: int,
+        counts: Mapping[str, int],
+        tensors: Mapping[str, Any],
+        sizes: Mapping[str, int] | None,
+    ) -> int:
+        """The extent over all ranks of an axis of outputs, of which this one has its `own` positions; `counts` are those of sharded axes that
+        are known."""
+        of = self.sharding.classes.get(axis)
+        if of is None:
+            return own
+        if of in counts:
+            return counts[of]
+        if of in self._row_sources:
+            tensor, dimension = self._row_sources[of]
+            return int(tensors[tensor].shape[dimension])
+        if sizes and axis in sizes and of in self.sharding.outputs:
+            return sizes[axis]
+        assert self._place is not None
+        return sum(self._place.lengths[of])
+
     def _placements(self, tensor: str) -> tuple[Placement, ...]:
         found: list[Placement] = [Replicate() for _ in self.ranks]
         for (name, dimension), axis in self._along.items():
@@ -533,17 +596,45 @@ class Sharded:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def gradient(self, names: tuple[str, ...]) -> Sharded:
-        """The gradient by some inputs, sharded alike: it reads the tensors and a cotangent for each output of real numbers."""
+    def gradient(
+        self,
+        names: tuple[str, ...],
+        of: tuple[str, ...] = (),
+        alike: bool = False,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> Sharded:
+        """The gradient by some inputs, sharded alike: it reads the tensors and a cotangent for each output of real numbers, which is this
+        rank's part as the output is. Nothing is saved for it, so the other arguments, those of a kernel's, change nothing."""
         if names not in self._gradients:
-            axes = {a: self.sharding.meshes[of] for a, of in self.sharding.classes.items()}
-            kernel = self.kernel.gradient(names)
-            known = {*alike(kernel.program), *axes_along(kernel.program.outputs, kernel.program.tensors)}
-            axes = {a: mesh for a, mesh in axes.items() if a in known and self._is_input(a)}
-            self._gradients[names] = shard(
-                kernel, self.mesh, axes, layout=self.layout, equal=self.equal, link=self.link
-            )
+            made = self._over(self.kernel.gradient(names), self._axes(), ("gradient", names))
+            named, rows = cotangents(self.program), dict[tuple[str, int], tuple[str, str]]()
+            for output in () if self.is_simulated else self.program.outputs:
+                for dimension, axis in enumerate(output.axes):
+                    of_axis = self.sharding.classes.get(axis, "")
+                    if of_axis in self.sharding.outputs and output.name in named:
+                        rows[named[output.name], dimension] = axis, self.sharding.meshes[of_axis]
+            self._gradients[names] = replace(made, _rows=rows)
         return self._gradients[names]
+
+    def _axes(self, outputs: bool = False) -> dict[str, str]:
+        """The sharded axes of tensors, or of outputs alone, and their dimensions of the mesh."""
+        of, meshes = self.sharding.classes, self.sharding.meshes
+        return {a: meshes[of[a]] for a in of if (of[a] in self.sharding.outputs) == outputs}
+
+    def _over(
+        self,
+        kernel: Kernel,
+        axes: Mapping[str, str],
+        by: tuple[str, Any],
+        out: Mapping[str, str] | None = None,
+        asked: str = "auto",
+    ) -> Sharded:
+        """A kernel that a method has made of this one, over the same ranks, those of the axes that it has."""
+        known = {*alike(kernel.program), *axes_along(kernel.program.outputs, kernel.program.tensors)}
+        held = {axis: mesh for axis, mesh in axes.items() if axis in known}
+        layout, equal, link = self.layout, self.equal, self.link
+        made = shard(kernel, self.mesh, held, out=out, strategy=asked, layout=layout, equal=equal, link=link)
+        return replace(made, _origin=(self.content, *by))
 
     def _lengths_of(self, other: Sharded, lengths: Mapping[str, Lengths]) -> dict[str, Lengths]:
         """Lengths by the axes of another program."""
@@ -554,24 +645,105 @@ class Sharded:
             if a in classes and of in lengths
         }
 
-    def _lacking(self, extents: Mapping[str, int]) -> dict[str, int]:
-        """The extents of axes that no tensor determines."""
-        return {axis: extents[axis] for axis in undetermined(self.kernel.program) if axis in extents}
+    def _lacking(self, place: Place) -> dict[str, int]:
+        """The positions, on this rank, of axes that no tensor determines."""
+        extents = place.extents if self.is_simulated else place.local()
+        return {axis: extents[axis] for axis in undetermined(self.program) if axis in extents}
 
-    def _whole(self, output: Output, value: torch.Tensor, place: Place) -> torch.Tensor:
-        """An output that is whole along axes that are sharded in outputs alone."""
+    def _with_whole_rows(self, given: Given) -> Given:
+        """The arguments, with tensors whole of which ranks have given their rows."""
+        if not self._rows:
+            return given
+        tensors, shapes = dict(given.tensors), _shapes(given.tensors)
+        for (tensor, dimension), (axis, mesh) in self._rows.items():
+            value, group = tensors[tensor].contiguous(), self._group(mesh)
+            count = self._whole_extent(axis, shapes, given.sizes or {})
+            lengths = (
+                tuple(n for (n,) in group.numbers([value.shape[dimension]], value.device))
+                if count is None
+                else even(count, group.size)
+            )
+            ((*parts,),) = group.answer(Join(mesh, (value,), (dimension,), (lengths,)))
+            tensors[tensor] = torch.cat(parts, dimension)
+        return replace(given, tensors=tensors)
+
+    def _whole_extent(
+        self, axis: str, shapes: Mapping[str, Sequence[Size]], sizes: Mapping[str, Size]
+    ) -> Size:
+        """The extent of an axis whose rows ranks give, by a tensor that is whole along it, or by `sizes`; None where nothing gives it."""
+        same = alike(self.program)
+        for of, tensor, dimension in places(self.program):
+            is_same = same.get(of, of) == same.get(axis, axis)
+            if is_same and (tensor, dimension) not in self._rows and tensor in shapes:
+                return shapes[tensor][dimension]
+        return sizes.get(axis)
+
+    # -- as an operator of torch -------------------------------------------------------------------
+
+    scalars: Mapping[str, float] = field(init=False, default_factory=dict, repr=False)
+    """None is known in advance."""
+
+    def extents(self, shapes: Mapping[str, Sequence[Size]], sizes: Mapping[str, Size]) -> dict[str, Size]:
+        """The extent of every axis on this rank. Sizes may be symbols."""
         if self.is_simulated:
-            return value
-        for dimension, axis in enumerate(output.axes):
-            found = self.sharding.classes.get(axis)
-            if found in self.sharding.outputs:
-                mesh, lengths = self.sharding.meshes[found], place.lengths[found]
-                ((*parts,),) = self._group(mesh).answer(Join(mesh, (value,), (dimension,), (lengths,)))
-                value = torch.cat(parts, dimension)
-        return value
+            return extents(self.program, shapes, sizes)
+        classes, found = self.sharding.classes, {name: list(shape) for name, shape in shapes.items()}
+        own = {of: sizes[axis] for axis, of in classes.items() if axis in sizes}
+        own |= {of: shapes[name][at] for (name, at), of in self._along.items() if name in shapes}
+        for axis, tensor, dimension in places(self.program):
+            of = classes.get(axis)
+            if of in own and of not in self.sharding.outputs and (tensor, dimension) not in self._along:
+                found[tensor][dimension] = own[of]  # whole along an axis that other tensors are sharded along
+        for (tensor, dimension), (axis, _) in self._rows.items():
+            count = self._whole_extent(axis, shapes, sizes)
+            found[tensor][dimension] = shapes[tensor][dimension] if count is None else count
+        return extents(self.program, found, sizes)
 
-    def _is_input(self, axis: str) -> bool:
-        return self.sharding.classes[axis] not in self.sharding.outputs
+    def shaped(
+        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, Size]
+    ) -> list[torch.Tensor]:
+        """This rank's outputs, holding nothing."""
+        made = empty_outputs(self.program, tensors, numbers, lambda shapes: self.extents(shapes, sizes))
+        for place, output in enumerate(() if self.is_simulated else self.program.outputs):
+            shape = list(made[place].shape)
+            for dimension, axis in enumerate(output.axes):
+                of = self.sharding.classes.get(axis)
+                if of in self.sharding.outputs:
+                    group = self._group(self.sharding.meshes[of])
+                    shape[dimension] = share(shape[dimension], group.size, group.rank)
+            made[place] = made[place].new_empty(shape)
+        return made
+
+    def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
+        """What a call runs of which gradients by some inputs may be asked: itself, and nothing is saved."""
+        return Saving(self, (), (), self.outputs_by(names))
+
+    def outputs_by(self, names: tuple[str, ...]) -> frozenset[str]:
+        """The outputs that have a derivative by some inputs."""
+        return self.kernel.outputs_by(names)
+
+    def jvp(self, names: tuple[str, ...]) -> Sharded:
+        """The directional derivative along tangents of some inputs, sharded alike."""
+        return self._over(self.kernel.jvp(names), self._axes(), ("jvp", names), self._axes(outputs=True))
+
+    def alike(self, source: str) -> Sharded:
+        """The kernel of another text over the same ranks."""
+        made = self.kernel.alike(source)
+        return self._over(made, self._axes(), ("alike", source), self._axes(outputs=True), self.asked)
+
+    def cached(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
+        """Every call is looked at."""
+
+    def run_cached(self, cached: Any, values: Mapping[str, Any], addresses: Sequence[int]) -> None:
+        """No call is cached."""
+
+    def opened(
+        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, Any]
+    ) -> list[torch.Tensor]:
+        """Raises EqfuseError: what ranks exchange is no kernel that compilers could see."""
+        raise EqfuseError(
+            "a sharded kernel has no visible form", hint="compile the kernel without visible=True"
+        )
 
     # -- inspection --------------------------------------------------------------------------------
 
@@ -598,26 +770,12 @@ class Sharded:
                     f"the program has no axis {axis!r}",
                     hint=did_you_mean(axis, self._nominal) or f"its axes are {', '.join(self._nominal)}",
                 )
-        same = alike(self.kernel.program)
-        given = {str(same.get(axis, axis)): size for axis, size in sizes.items()}
-        extents = {a: given.get(str(same.get(a, a)), size) for a, size in self._nominal.items()}
-        rows = sorted(
-            ((self._price(p, extents), p.strategy) for p in self.strategies), key=lambda row: row[0].seconds
-        )
-        ranks = " x ".join(f"{n} {mesh}" for mesh, n in self.ranks.items() if mesh in self._meshes)
-        link = self._link
-        lines = [
-            f"{ranks} ranks, {link.name}: {1e6 * link.latency:.3g} us a message, {1e-9 / link.byte:.3g} GB/s ({link.of})",
-            "  ".join(f"{axis}={extents[axis]}" for axis in extents),
-            f"{'strategy':28} {'exchanges':>9} {'sent':>10} {'held':>10} {'exchanging':>13} {'computing':>13}",
-        ]
-        lines += [
-            f"{name:28} {each.exchanges:9} {_bytes(each.sent):>10} {_bytes(each.held):>10}"
-            f" {1e6 * each.exchanging:10.1f} us {1e6 * each.computing:10.1f} us"
-            for each, name in rows
-        ]
-        lines += [f"{name:28} not: {why}" for name, why in self.refused.items()]
-        return "\n".join(lines)
+        same = alike(self.program)
+        given = {same.get(axis, axis): size for axis, size in sizes.items()}
+        extents = {a: given.get(same.get(a, a), size) for a, size in self._nominal.items()}
+        prices = {plan.strategy: self._price(plan, extents) for plan in self.strategies}
+        ranks = {mesh: n for mesh, n in self.ranks.items() if mesh in self._meshes}
+        return table(prices, self.refused, self._link, ranks, extents)
 
     @property
     def _nominal(self) -> Mapping[str, int]:
@@ -634,46 +792,16 @@ class Sharded:
         return f"{found.strategy}\n{shown(found.steps)}"
 
 
-_outside: Any = torch.compiler.disable(Sharded._any)  # type: ignore[no-untyped-call]
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}"
-
-
 def _key(given: Given) -> tuple[Any, ...]:
     """What a call has in common with others of the same shapes, dtypes and numbers."""
     tensors = tuple(
         (name, tensor.shape, tensor.dtype, tensor.device) for name, tensor in given.tensors.items()
     )
-    return tensors, tuple(given.scalars.items())
+    return tensors, tuple(given.scalars.items()), tuple((given.sizes or {}).items())
 
 
-def _difference(
-    mesh: str, own: int, said: Sequence[str], rows: Sequence[Sequence[int]]
-) -> EqfuseError | None:
-    """The error of a rank that has called as the program asks, where another one has not, or has called something else."""
-    for rank, other in enumerate(rows):
-        if other[0]:
-            return EqfuseError(
-                f"rank {rank} of {mesh!r} was not called as the program asks",
-                hint="its own error says what is wrong there",
-            )
-        for what, here, there in zip(said, rows[own][1:], other[1:], strict=False):
-            if here != there:
-                return EqfuseError(
-                    f"rank {rank} of {mesh!r} differs from rank {own} in its {what}",
-                    hint="all ranks call the same program alike; only lengths of sharded axes may differ",
-                )
-    return None
-
-
-def _digest(value: Any) -> int:
-    return int.from_bytes(blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 class _Differentiable(torch.autograd.Function):
@@ -702,10 +830,10 @@ class _Differentiable(torch.autograd.Function):
         values = {**ctx.rest, **dict(zip(ctx.names, ctx.saved_tensors, strict=True))}
         for output, value in zip(program.outputs, given, strict=True):
             if output.name in named:
-                values[named[output.name]] = sharded._whole(output, value.contiguous(), ctx.place)
+                values[named[output.name]] = value.contiguous()
         read = {*Arguments(gradient.kernel.program).names}
         values = {name: value for name, value in values.items() if name in read}
         lengths = gradient._lengths_of(sharded, ctx.place.lengths)
-        made = gradient._differentiated(values, lengths, gradient._lacking(ctx.place.extents))
+        made = gradient._differentiated(values, lengths, gradient._lacking(ctx.place))
         found = dict(zip(wanted, made if isinstance(made, tuple) else (made,), strict=True))
         return None, None, None, None, None, *(found.get(name) for name in ctx.names)

@@ -436,7 +436,7 @@ class Fusion:
             for output in program.outputs
             if output.name in real_outputs(program)
         }
-        sizes = gradient_sizes(program, gradient, made, {}, {named[name]: made[name].shape for name in real})
+        sizes = gradient_sizes(gradient, found, {named[name]: made[name].shape for name in real})
         given = [*made.items(), *above.items()]
         return prices.fused(gradient, given, device, partial(_derived, source), sizes)
 
