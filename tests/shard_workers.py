@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -133,8 +132,8 @@ def world() -> Any:
     return dist.group.WORLD
 
 
-def mesh_of(device: str = "cpu") -> DeviceMesh:
-    return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=(RANKS,))
+def mesh_of() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(RANKS,))
 
 
 def lengths_of(
@@ -189,14 +188,14 @@ def as_dtensors(sharded: Sharded, tensors: Mapping[str, torch.Tensor], mesh: Dev
     return {name: distribute_tensor(value, mesh, [places[name]]) for name, value in tensors.items()}
 
 
-def programs(rank: int, names: Sequence[str], device: str = "cpu") -> dict[str, tuple[str, ...]]:
+def programs(rank: int, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Every strategy of some programs: on even, ragged and empty local shards, and on DTensors, which are uneven.
     Returns those that were run."""
     ran: dict[str, tuple[str, ...]] = {}
-    mesh = mesh_of(device)
+    mesh = mesh_of()
     for name in names:
         case = CASES[name]
-        tensors = {each: value.to(device) for each, value in case.tensors().items()}
+        tensors = case.tensors()
         wanted = compiled(case.source)(**tensors)
         group, spread = sharded_of(case, world()), sharded_of(case, mesh)
         for plan, same_plan in zip(group.strategies, spread.strategies, strict=True):
@@ -217,10 +216,10 @@ def programs(rank: int, names: Sequence[str], device: str = "cpu") -> dict[str, 
     return ran
 
 
-def gradients(rank: int, names: Sequence[str], in_graphs: bool = False, device: str = "cpu") -> int:
+def gradients(rank: int, names: Sequence[str], in_graphs: bool = False) -> int:
     """Gradients of ragged local shards, and of DTensors: those of a whole tensor are whole on every rank. With `in_graphs` each call is
     one graph of torch.compile."""
-    mesh, compared = mesh_of(device), 0
+    mesh, compared = mesh_of(), 0
 
     def call(sharded: Sharded) -> Callable[..., Any]:
         torch._dynamo.reset()
@@ -232,11 +231,10 @@ def gradients(rank: int, names: Sequence[str], in_graphs: bool = False, device: 
 
     for name in names:
         case = CASES[name]
-        tensors = {each: value.to(device) for each, value in case.tensors().items()}
+        tensors = case.tensors()
         leaves = {each: tensors[each].requires_grad_() for each in case.wrt}
         wanted = outputs(compiled(case.source)(**tensors))
-        spaced = partial(torch.linspace, -1, 1, device=device)
-        weights = [spaced(w.numel(), dtype=w.dtype).reshape(w.shape) for w in wanted]
+        weights = [torch.linspace(-1, 1, w.numel(), dtype=w.dtype).reshape(w.shape) for w in wanted]
         exact = torch.autograd.grad(wanted, list(leaves.values()), weights)
         for what, cut in CUTS.items():
             sharded = sharded_of(case, world())
@@ -260,7 +258,7 @@ def gradients(rank: int, names: Sequence[str], in_graphs: bool = False, device: 
                 (value * distribute_tensor(w, mesh, value.placements)).sum()
                 for value, w in zip(outputs(call(sharded)(**spread)), weights, strict=True)
             ),
-            torch.zeros((), device=device),
+            torch.zeros(()),
         )
         total.backward()
         for each, value in zip(case.wrt, exact, strict=True):

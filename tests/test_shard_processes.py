@@ -106,20 +106,6 @@ def test_graphs_of_torch_compile_and_their_gradients() -> None:
     assert values_of(2, workers.gradients, names, True) == [4 * len(names)] * 2
 
 
-ON_A_GPU = ("attention, rows of outputs", "causal attention, both axes", "prefix sums", "top-k")
-
-
-@pytest.mark.gpu
-def test_ranks_that_share_a_gpu() -> None:
-    """By every strategy, and gradients in graphs of torch.compile."""
-    for ran in values_of(2, workers.programs, ON_A_GPU, "cuda"):
-        assert {name: set(found) for name, found in ran.items()} == {
-            name: set(CASES[name].strategies) for name in ON_A_GPU
-        }
-    names = ON_A_GPU[:1]
-    assert values_of(2, workers.gradients, names, True, "cuda") == [4 * len(names)] * 2
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.slow
 def test_numbers_that_are_none(ranks: int) -> None:
