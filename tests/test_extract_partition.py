@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import eqfuse as eq
 
@@ -48,3 +49,44 @@ def test_outputs_that_are_left_apart_are_said(program: str, why: str) -> None:
     said = "\n".join(map(str, kernel.why_not()))
     assert why in said and bool(why) == bool(said)
     assert len(kernel.plan.kernels) == 2
+
+
+ADAPTED = "sum[k](x[b,k] * (w[o,k] + sum[r](u[o,r] * v[r,k])))"
+SIZES = {"b": 4096, "k": 1024, "o": 1024, "r": 16, "p": 1024}
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("f32", None), ("bf16", "bf16"), ("f16", "f16")])
+def test_a_computed_operand_of_many_blocks_is_stored_first(dtype: str, stored: str | None) -> None:
+    """In the dtype that its product rounds it to: 64 blocks of rows would each make it again."""
+    declared = "".join(
+        f"{t}: {dtype}[{axes}]\n" for t, axes in {"x": "b,k", "w": "o,k", "u": "o,r", "v": "r,k"}.items()
+    )
+    sizes = {axis: n for axis, n in SIZES.items() if axis != "p"}
+    kernel = eq.compile(f"{declared}y[b,o] = {ADAPTED}", target="h200", sizes=sizes)
+    assert kernel.certificate.ok
+    (made,) = kernel.plan.kernels[0].outputs
+    assert len(kernel.plan.kernels) == 2 and made.axes == ("o", "k") and made.dtype == stored
+    fused = [plan for plan in kernel.plans() if len(plan.kernels) == 1]
+    assert fused and all(plan.cost.seconds > kernel.plan.cost.seconds for plan in fused)
+
+
+def test_a_computed_operand_inside_of_a_stored_reduction_is_stored() -> None:
+    program = f"h[b,o] = {ADAPTED}\ny[b,p] = sum[o](relu(h[b,o]) * z[p,o])\nreturn y"
+    kernel = eq.compile(program, target="h200", sizes=SIZES)
+    made = [output.axes for plan in kernel.plan.kernels for output in plan.outputs]
+    assert made == [("o", "k"), ("b", "o"), ("b", "p")] and kernel.certificate.ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_stored_operand_is_what_every_block_would_make(dtype: torch.dtype) -> None:
+    kernel = eq.compile(f"y[b,o] = {ADAPTED}", target="cpu", native="off", reassociate="exact")
+    made = torch.Generator().manual_seed(0)
+    x, w, u, v = (
+        torch.randn(shape, generator=made).to(dtype)
+        for shape in ((1100, 520), (500, 520), (500, 8), (8, 520))
+    )
+    got = kernel(x=x, w=w, u=u, v=v)
+    assert len(kernel.plan.kernels) == 2
+    want = x.double() @ (w.double() + u.double() @ v.double()).T
+    worst = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float64: 1e-14}[dtype]
+    assert float((got.double() - want).abs().max()) <= worst * float(want.abs().max())

@@ -12,7 +12,7 @@ from eqfuse.compiler import derive, emit_triton, pipeline
 from eqfuse.devices import device_named
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
 from eqfuse.extract.neighbours import neighbours
-from eqfuse.extract.resources import shared_bytes
+from eqfuse.extract.resources import registers, shared_bytes
 from eqfuse.lowered import lower_nest
 from eqfuse.terms.integers import power_of_two
 from eqfuse.terms.types import program_dtypes
@@ -104,3 +104,37 @@ def test_tuning_steps_over_stages_that_change_nothing(source: str, steps: set[in
     near = neighbours(chosen, compiled.extents, with_outputs(derived.program, dtypes), H200)
     pairs = [pair for found in near for pair in zip(found.plan.configs, chosen.plan.configs, strict=True)]
     assert {found.stages - own.stages for found, own in pairs} == steps | {0}
+
+
+ATTENTION = "s[i,j] = sum[d](q[i,d] * k[j,d])\np[i,j] = exp(s[i,j] - max[j](s[i,j]))\ny[i,e] = sum[j](p[i,j] * v[j,e]) / sum[j](p[i,j])\nreturn y"
+
+
+@pytest.mark.parametrize(
+    ("source", "blocks", "warps", "spilled"),
+    [
+        ("y[b,o] = sum[k](x[b,k] * w[o,k])", {"b": 128, "o": 64, "k": 64}, 8, 0),
+        ("y[b,o] = sum[k](x[b,k] * exp(w[o,k]))", {"b": 64, "o": 64, "k": 16}, 8, 0),
+        ("y[b,o] = sum[k](x[b,k] * exp(w[o,k]))", {"b": 128, "o": 64, "k": 64}, 8, 1736),
+        ("y[b,o] = sum[k](x[b,k] * exp(w[o,k]))", {"b": 64, "o": 64, "k": 64}, 4, 1936),
+        (ATTENTION, {"i": 32, "j": 16}, 4, 0),
+        (ATTENTION, {"i": 64, "j": 64}, 4, 1024),
+        (ATTENTION, {"i": 128, "j": 64}, 8, 1024),
+    ],
+)
+def test_the_estimate_of_registers_tells_what_products_of_float32_spill(
+    source: str, blocks: dict[str, int], warps: int, spilled: int
+) -> None:
+    """Beside the bytes that ptxas of CUDA 12.8 spills for sm_90, with 255 registers in use: within 35 % of both."""
+    sizes = {
+        axis: 64 if axis in "de" else 4096
+        for axis in "bokijde"
+        if f"{axis}]" in source or f"{axis}," in source
+    }
+    _, candidates, dtypes = _candidates(source, sizes)
+    nest = next(c.nest for c in candidates if c.plan.schedule == "rolling" and len(c.nest.kernels) == 1)
+    (kernel,) = nest.kernels
+    held = registers(kernel, {**sizes, **blocks}, warps, H200, shape_of(nest, sizes, dtypes, 1))
+    if spilled:
+        assert held == pytest.approx(255 + spilled / 4, rel=0.35)
+    else:
+        assert held <= H200.residuals.registers

@@ -15,10 +15,12 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from eqfuse import limits
-from eqfuse.loops.contraction import factors, unmasked
+from eqfuse.extract.shape import HALF
+from eqfuse.loops.contraction import Product, contraction, factors, unmasked
 from eqfuse.names import Names
 from eqfuse.rules.merge import Group
 from eqfuse.rules.states import name_states
+from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.folds import rank_axes, ranks_of
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
@@ -33,6 +35,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     children,
     free_axes,
+    post_order,
     rebuild,
     reductions,
     replaced,
@@ -228,16 +231,13 @@ def _number(stored: str) -> int:
 
 def _read(outputs: Sequence[Output], stored: Mapping[Expr, Output]) -> dict[Expr, Output]:
     """What is stored, without reductions that are parts of stored operands alone: what makes these makes those."""
-    operands = {
-        e: Load(o.name, tuple(map(Axis, o.axes))) for e, o in stored.items() if not isinstance(e, Reduce)
-    }
-    if not operands:
-        return dict(stored)
-    plain: dict[Expr, Expr] = dict(operands)
-    read = set(walk(*(replaced(output.expr, plain) for output in outputs)))
-    kept = {expr for expr in stored if expr in operands or expr in read}
-    makers = set(walk(*(expr for expr in stored if expr in kept and isinstance(expr, Reduce))))  # in turn
-    return {expr: output for expr, output in stored.items() if expr in kept or expr in makers}
+    operands = {expr for expr in stored if not isinstance(expr, Reduce)}
+
+    def parts(node: Expr) -> tuple[Expr, ...]:
+        return () if node in operands else children(node)
+
+    read = set(post_order([output.expr for output in outputs], parts))
+    return {expr: output for expr, output in stored.items() if expr in operands or expr in read}
 
 
 def _is_beside(plain: Output, other: Output) -> bool:
@@ -327,7 +327,7 @@ class Partition:
             self._find_cuts(output.expr, output.axes, stored, seen)
         beside: set[Expr] = set()
         if self.stores_operands:
-            for output in outputs:
+            for output in (*outputs, *stored.values()):
                 beside |= self._find_operands(output, stored)
             stored = _read(outputs, stored)
         stored, reads = self._stored_once(stored, [*stored, *(output.expr for output in outputs)])
@@ -584,27 +584,54 @@ class Partition:
         ]
 
     def _find_operands(self, output: Output, stored: dict[Expr, Output]) -> set[Expr]:
-        """Adds the computed factors of an output's sums that end in a cast and that blocks would make again, and
-        the reductions that they share with the output, which are given back: one kernel makes both."""
+        """Adds the computed factors of an output's sums that blocks would make again, and that end in a cast or are made of sums
+        at each position of the axis; and the reductions that they share with the output, which are given back: one kernel makes both."""
         shared: set[Expr] = set()
         tops = frontier(output.expr)
         for reduce in tops:
-            for factor in factors(reduce.body).over if reduce.op == "sum" else ():
+            product = factors(reduce.body)
+            for factor in product.over if reduce.op == "sum" else ():
                 factor, _ = unmasked(factor, free_axes)
+                if not isinstance(factor, Call) or self._again(factor, output.axes) <= 1:
+                    continue
+                inside = list[Reduce]()
                 match factor:
-                    case Call(dtype, (Call() as made,)) if (
-                        dtype in CASTS and self._again(factor, output.axes) > 1 and not self._is_outer(factor)
-                    ):
+                    case Call(dtype, (Call() as made,)) if dtype in CASTS and not self._is_outer(factor):
                         inside = [
                             r for r in reductions(made) if r in tops and self._again(r, output.axes) > 1
                         ]
-                        shared.update(inside)
-                        for expr in (*inside, factor):
-                            if expr not in stored:
-                                free = tuple(a for a in self.order if a in free_axes(expr))
-                                name = f"{self.stem}{len(stored) + 1}"
-                                stored[expr] = Output(name, free, expr, dtype if expr is factor else None)
+                        axes = tuple(axis for axis in self.order if axis in free_axes(factor))
+                        operand = Output("", axes, factor, dtype)
+                    case _ if self._is_made_of_sums(factor, reduce.axis):
+                        narrow = self._multiplied_in(product, factor, reduce.axis)
+                        operand = Output("", self._laid_out(factor), factor, narrow)
+                    case _:
+                        continue
+                shared.update(inside)
+                for each in inside:
+                    axes = tuple(axis for axis in self.order if axis in free_axes(each))
+                    stored.setdefault(each, Output(f"{self.stem}{len(stored) + 1}", axes, each))
+                stored.setdefault(factor, replace(operand, name=f"{self.stem}{len(stored) + 1}"))
         return shared
+
+    def _is_made_of_sums(self, factor: Expr, axis: str) -> bool:
+        """Whether a factor has a sum of its own at each position of an axis, and no more positions than a tensor that it reads."""
+        inside = (inner for inner in frontier(factor) if inner.axis != axis and axis in free_axes(inner))
+        return any(inner.op == "sum" for inner in inside) and not self._expands(factor)
+
+    def _multiplied_in(self, product: Product, factor: Expr, axis: str) -> str | None:
+        """The narrow dtype to which a matrix product rounds a computed factor: that of its other operand, where that is loaded. None
+        where it rounds it to none."""
+        found = contraction(
+            product, axis, free_axes, lambda axes: tuple(each for each in self.order if each in axes)
+        )
+        if found is None or not (found.rows and found.columns):
+            return None
+        other = found.right if factor in found.left.over else found.left
+        dtype = self.dtypes.get(other.load.tensor, "f32") if other.load is not None else "f32"
+        if dtype not in HALF or "f64" in self.dtypes.values():
+            return None
+        return "bf16" if dtype in FLOAT8 else dtype
 
     def _expands(self, expr: Expr) -> bool:
         """Whether an expression has more positions than each tensor that it reads (as an outer product has)."""
@@ -651,10 +678,10 @@ class Partition:
                 else:
                     self._find_cuts(inner, parallel | {reduce.axis}, stored, seen, nested=True)
 
-    def _laid_out(self, reduce: Reduce) -> tuple[str, ...]:
-        """The axes of a reduction that is stored, in the order of what it is made of: who reads both walks both in order."""
-        free = [axis for axis in self.order if axis in free_axes(reduce)]
-        for load in (node for node in walk(reduce) if isinstance(node, Load)):
+    def _laid_out(self, expr: Expr) -> tuple[str, ...]:
+        """The axes of what is stored, in the order of what it is made of: who reads both walks both in order."""
+        free = [axis for axis in self.order if axis in free_axes(expr)]
+        for load in (node for node in walk(expr) if isinstance(node, Load)):
             places = {
                 axis: place for place, at in reversed(list(enumerate(load.index))) for axis in free_axes(at)
             }

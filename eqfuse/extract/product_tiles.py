@@ -18,7 +18,7 @@ from eqfuse.extract.resources import (
     WARPGROUP,
     WARPGROUP_ROWS,
     fits_twice,
-    registers,
+    held,
     shared_by_stages,
 )
 from eqfuse.extract.shape import Shape
@@ -120,10 +120,11 @@ class Lattice:
         kernel, device, shape = self.kernel, self.device, self.shape
         sized = self._waves(blocks) * self._sizes(blocks)
         needed = shared_by_stages(kernel, blocks, range(device.stages + 1), shape)
-        held = registers(kernel, blocks, 1, device, shape)
+        values = held(kernel, blocks, device, shape)
         for warps in WARPS:
-            by_warps = sized * self._registers(blocks, warps, held / warps)
-            fits = fits_twice(held / warps, warps, device)
+            each = values.by_thread(warps * device.lanes)
+            by_warps = sized * self._registers(blocks, warps, each)
+            fits = fits_twice(each, warps, device)
             for stages in range(2, device.stages + 1):
                 yield Point(blocks, warps, stages, by_warps * self._waiting(needed, stages, fits))
 
@@ -145,14 +146,14 @@ class Lattice:
                 found *= limit.few_rows_tile
         return found
 
-    def _registers(self, blocks: Mapping[str, int], warps: int, held: float) -> float:
-        """Spills, and operands that warps share or pass through registers; `held` are the values of a thread."""
+    def _registers(self, blocks: Mapping[str, int], warps: int, each: float) -> float:
+        """Spills, and operands that warps share or pass through registers; `each` thread holds so many values."""
         limit, factors = self.residuals, self.residuals.slowdowns
         rows = max((blocks[a.axis] for a in self.axes if a.is_parallel), default=1)
         found = 1.0
-        if held > limit.registers:
-            found *= factors["spills"] ** (1 + math.log2(held / limit.registers))
-        elif warps == WARPGROUP and rows != WARPGROUP_ROWS and held > limit.registers_for_4_warps:
+        if each > limit.registers:
+            found *= factors["spills"] ** (1 + math.log2(each / limit.registers))
+        elif warps == WARPGROUP and rows != WARPGROUP_ROWS and each > limit.registers_for_4_warps:
             found *= limit.crowded
         if rows >= WARPGROUP_ROWS == self.device.rows and rows * WARPGROUP < WARPGROUP_ROWS * warps:
             found *= factors["shared_rows"]

@@ -244,10 +244,47 @@ def rows(contraction: Contraction, blocks: Mapping[str, int]) -> int:
     return size_of(contraction.rows, blocks)
 
 
+@dataclass(frozen=True)
+class Unrolled:
+    """A product of float32 of whose operands each thread holds what its part of the result is made of, or a `share` of that."""
+
+    rows: int
+    columns: int
+    depth: int
+    share: float
+
+    def by_thread(self, threads: int) -> float:
+        """32-bit values of one thread. The result is divided as Triton does: in parts of 4 x 4, 2 x 2 or one element, along columns first."""
+        each = next(n for n in (4, 2, 1) if n == 1 or self.rows * self.columns >= n * n * threads)
+        across = min(threads, max(1, self.columns // each))
+        return (
+            self.share
+            * self.depth
+            * (max(each, self.rows * across / threads) + max(each, self.columns / across))
+        )
+
+
+@dataclass(frozen=True)
+class Held:
+    """32-bit values that the threads of a block hold at once: `shared` out among them, and operands that are `unrolled`."""
+
+    shared: float
+    unrolled: tuple[Unrolled, ...]
+
+    def by_thread(self, threads: int) -> float:
+        """Those of one thread."""
+        return self.shared / threads + sum(each.by_thread(threads) for each in self.unrolled)
+
+
 def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Device, shape: Shape) -> float:
-    """32-bit values that a thread holds at once: what loops carry, the widest values that are computed,
-    and operands of matrix products that pass through registers on their way to shared memory. Without
-    tensor cores (float32) both operands are unrolled into them whole, with conversions of layout."""
+    """32-bit values that a thread holds at once."""
+    return held(kernel, blocks, device, shape).by_thread(warps * device.lanes)
+
+
+def held(kernel: Kernel, blocks: Mapping[str, int], device: Device, shape: Shape) -> Held:
+    """What threads hold at once: what loops carry, the widest values that are computed, and operands of matrix products
+    that pass through registers on their way to shared memory. Without tensor cores (float32) both operands are unrolled into them: a part
+    at a time where loops load both, whole where one is computed, or loaded once (ptxas, sm_90, 4 and 8 warps)."""
     loops = {stmt.axis for stmt in kernel.body if isinstance(stmt, Loop)}
     states = [
         kernel_axes(kernel).of(Local(value.name, value.dims))
@@ -260,7 +297,7 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
     made = {
         axes for axes in widest_values(kernel) if axes - units not in states and (axes & loops or not loops)
     }
-    passing = 0.0
+    passing, unrolled = 0.0, []
     for product in products(kernel):
         half = shape.is_half_product(product.node, product.left.load, product.right.load)
         stepped = blocks.get(product.contraction.axis, 1) < shape.extents.get(product.contraction.axis, 1)
@@ -269,10 +306,16 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
             carried += size_of(sums, blocks)
         if shape.is_narrow(product.node):  # those of a step are added to them afterwards
             made.add(sums)
-        for side, operand in enumerate((product.left, product.right)):
+        sides = product.left, product.right
+        share = 0.0 if half else _unrolled_share(product)
+        if share:
+            of = product.contraction
+            extents = size_of(of.rows, blocks), size_of(of.columns, blocks)
+            unrolled.append(Unrolled(*extents, blocks.get(of.axis, 1), share))
+        for side, operand in enumerate(sides):
             elements = size_of(operand.axes, blocks)
             if not half:
-                passing += 1.5 * elements
+                passing += 0.0 if share else 1.5 * elements
             elif operand.load is None and side == 1:
                 passing += elements / 2
             elif operand.load and (
@@ -281,7 +324,19 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
                 passing += elements / 4
     widest, second = sorted((*(size_of(axes, blocks) for axes in made), 1, 1))[:-3:-1]
     weights = device.residuals
-    return (carried + weights.widest * widest + weights.second * second + passing) / (warps * device.lanes)
+    return Held(carried + weights.widest * widest + weights.second * second + passing, tuple(unrolled))
+
+
+def _unrolled_share(product: Product) -> float:
+    """Which share of the operands of a product of float32 each thread holds at once; 0 where it takes them part by part from shared
+    memory. A right operand that is computed comes in another layout (ptxas for sm_90: attention with its left operand computed holds
+    half)."""
+    left, right = product.left, product.right
+    if not (product.contraction.rows and product.contraction.columns):
+        return 0.0
+    if right.load is None or not (left.streamed or right.streamed or left.load is None):
+        return 1.0
+    return 0.5 if left.load is None else 0.0
 
 
 def two_per_sm(
