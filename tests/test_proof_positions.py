@@ -1,4 +1,4 @@
-"""Masks that select one position: what a checker takes as given of them, and what it does not."""
+"""Masks that select one position, and closed forms of sums: what a checker takes as given of them, and what it does not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from eqfuse.proof.elaborate import reading
 from eqfuse.proof.positions import conjuncts, selects
+from eqfuse.proof.totals import totals
 from eqfuse.terms.parser import parse
 
 INTEGERS, SCALARS = ("ids", "n"), ("n", "x")
@@ -68,3 +69,44 @@ def test_conditions_are_compared_one_by_one() -> None:
     assert conjuncts("a < 1 and (b < 2 and c < 3)") == conjuncts("a < 1 and b < 2") + conjuncts("c < 3")
     assert conjuncts("a < 1 and b < 2") != conjuncts("b < 2 and a < 1")
     assert len(conjuncts("a < 1 or b < 2")) == 1
+
+
+SUMS = [
+    ("k", "N(k) * (N(k) - 1) // 2"),
+    ("k * k", "(N(k) * (N(k) - 1) // 2) * (2 * N(k) - 1) // 3"),
+    ("where(k <= i, 1, 0)", "min(i + 1, N(k))"),
+    ("where(k < n, a[i], 0)", "where(0 < min(n, N(k)), a[i] * min(n, N(k)), 0)"),
+    ("exp(a[i]) * (2 * k + 1)", "exp(a[i]) * (N(k) * N(k))"),
+    ("2.5 * i", "2.5 * i * N(k)"),
+]
+NO_SUMS = [
+    ("k", "N(k) * (N(k) + 1) // 2"),
+    ("k * k", "N(k) * (N(k) - 1) // 2"),
+    ("where(k <= i, 1, 0)", "i + 1"),  # beyond the last position
+    ("where(k < n, 1, 0)", "min(n, N(k))"),  # below 0
+    ("where(k < i, 1, 0)", "min(i + 1, N(k))"),
+    ("where(2 * k <= i, 1, 0)", "min(i, N(k))"),
+    ("where(k < x, 1, 0)", "where(0 < min(x, N(k)), min(x, N(k)), 0)"),  # may be no integer
+    ("a[k]", "a[i] * N(k)"),
+    ("k * a[i]", "k * a[i]"),
+    ("where(k < i, a[i], 0)", "where(0 < min(i, N(k)), b[i] * min(i, N(k)), 0)"),
+]
+
+
+def is_total(summed: str, result: str) -> bool:
+    terms = [
+        reading(parse(f"n: i64\nx: f32\ny[i,k] = {text} + n * 0 + x * 0").outputs[0].expr)
+        for text in (summed, result)
+    ]
+    body, found = (term.args[0].args[0] for term in terms)
+    return totals(body, found, "k", INTEGERS, SCALARS)
+
+
+@pytest.mark.parametrize(("summed", "result"), SUMS)
+def test_a_closed_form_is_compared_with_its_sum(summed: str, result: str) -> None:
+    assert is_total(summed, result)
+
+
+@pytest.mark.parametrize(("summed", "result"), NO_SUMS)
+def test_what_is_no_closed_form_is_refused(summed: str, result: str) -> None:
+    assert not is_total(summed, result)

@@ -13,6 +13,7 @@ import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.rules.reassociate import reassociated, roundings, visited
+from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import (
     Call,
     Const,
@@ -45,7 +46,7 @@ CHOSEN = {
     BIAS: "(sum[k](x[b, k] * sum[o](w[o, k])) / 2 + sum[o](s[o]) / 2) * 1.5",
     ONE_HOT: "where(0 <= ids[i] and ids[i] < N(j), w[ids[i], e], 0)",
     PART: "where(3 < N(j), where(i < 9, x[i, 3] + z[3], 0), 0)",
-    DIAGONAL: "d[i] * where(i < N(j), b[i + 0, e], 0)",
+    DIAGONAL: "where(i < N(j), d[i] * b[i + 0, e], 0)",
     "y = sum[i](sum[j](where(i == j, a[i,j], 0)))": "sum[i](where(i < N(j), a[i, i + 0], 0))",
     "y[i] = mean[j](where(j == i - 1, x[j] * w[i], 0))": "where(0 <= i - 1 and i - 1 < N(j), x[i - 1] * w[i], 0) / N(j)",
     "y[i,l] = sum[k](sum[j](where(p[i] == j, 1, 0) * a[j,k]) * b[k,l])": "sum[k](where(0 <= p[i] and p[i] < N(j), "
@@ -56,6 +57,22 @@ CHOSEN = {
     "y[i] = sum[k](-sum[j](a[i,j] * b[j,k]) * c[k])": "-sum[j](a[i, j] * sum[k](b[j, k] * c[k]))",
     "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * c[k] * t)": "sum[j](a[i, j] * sum[k](b[j, k] * (c[k] * t)))",
 }
+POSITIONS = {
+    "y = sum[j](j)": "N(j) * (N(j) - 1) // 2",
+    "y[i] = sum[j](x[i] * j * j)": "x[i] * (N(j) * (N(j) - 1) // 2 * (2 * N(j) - 1) // 3)",
+    "y[i] = sum[j](where(j < i, 1, 0))": "where(0 < min(i, N(j)), min(i, N(j)), 0)",
+    "y[i] = mean[j](where(j >= i, x[i] * z[i], 0))": "where(i < N(j), x[i] * (N(j) - i) * z[i], 0) / N(j)",
+    "y[i] = sum[j](where((j <= i) & (i < j + 3), 1, 0))": "where(max(i - 3, -1) + 1 < min(i, N(j) - 1) + 1, "
+    "min(i, N(j) - 1) + 1 - (max(i - 3, -1) + 1), 0)",
+    "y[i] = sum[j](where(2 * j <= i, exp(x[i]), 0))": "where(0 < min(i // 2, N(j) - 1) + 1, exp(x[i]) * (min(i // 2, N(j) - 1) + 1), 0)",
+    "y[i] = sum[j](where(j <= L[i], x[i,j], 0)) / sum[j](where(j <= L[i], 1, 0))": "sum[j](where(j <= L[i], x[i, j], 0)) / "
+    "where(0 < min(L[i], N(j) - 1) + 1, min(L[i], N(j) - 1) + 1, 0)",
+    "y[i] = sum[j]((2 * j + 1) * max[k](x[i,k]))": "max[k](x[i, k]) * (N(j) + 2 * (N(j) * (N(j) - 1) // 2))",
+    "y[i] = sum[j](where((x[i] > 0) & (j >= 2), 2.5, 0))": "where(x[i] > 0, where(2 < N(j), 2.5 * (N(j) - 2), 0), 0)",
+    "y = sum[i](sum[j](where(j < i, j * i, 0)) * x[i])": "sum[i](where(0 < min(i, N(j)), i * (min(i, N(j)) * (min(i, N(j)) - 1) // 2), 0) "
+    "* x[i])",
+}
+"""Sums over positions alone, and their closed forms."""
 SHORT = {"d": 16, "e": 16, "r": 4, "b": 32}
 
 
@@ -312,3 +329,51 @@ def test_a_term_with_more_factors_than_are_ordered_is_not_multiplied_out() -> No
     extents = dict.fromkeys(sized_axes(program), 64)
     outputs = reassociated(replace(program, reassociate="free"), extents) or program.outputs
     assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("text", POSITIONS)
+def test_a_sum_over_positions_has_a_closed_form(text: str) -> None:
+    (output,) = outputs_of(text)
+    assert show(output.expr) == POSITIONS[text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[i] = sum[j](j * x[j])",
+        "y[i] = sum[j](0.5 ** 2 * exp(j * x[i]))",
+        "y[i] = sum[j](j * j * j * x[i])",  # of the third degree
+        "y[i] = sum[j](where(j != i, 1, 0))",
+        "y[i] = sum[j](where(x[j] > 0, 1, 0))",
+        "y[i] = sum[j](where(j < t[i] * 1.5, 1, 0))",  # a bound that is no integer
+        "y[i] = sum[j](where(j + 1 <= L[i], 1, 0))",  # the least integer less 1 is none
+        "y[i] = max[j](where(j <= i, x[i], 0))",
+    ],
+)
+def test_other_sums_have_none(text: str) -> None:
+    assert not outputs_of(text)
+
+
+@pytest.mark.parametrize("text", POSITIONS)
+@pytest.mark.parametrize("size", [0, 1, 7, 300])
+def test_a_closed_form_runs_verified_and_proved(text: str, size: int) -> None:
+    """At sizes for which it is chosen, as its plan runs at others: an empty axis, one position, more and less than the other axis."""
+    kernel = eq.compile(text, target="cpu", native="off", sizes=dict.fromkeys(sized_axes(parse(text)), 2000))
+    order = reassociated(kernel.program, dict.fromkeys(sized_axes(kernel.program), 2000))
+    program = replace(kernel.program, outputs=order)
+    given: dict[str, np.ndarray] = {}
+    rng = np.random.default_rng(0)
+    extents = {axis: size if axis == "j" else 40 for axis in sized_axes(program)}
+    for tensor in program.tensors:
+        shape = [extents[axis or ""] for axis in tensor.axes]
+        whole = tensor.name in program.integer_tensors
+        given[tensor.name] = rng.integers(-3, size + 5, shape) if whole else rng.standard_normal(shape)
+    if "x" in given and given["x"].size and size:
+        given["x"].flat[0] = np.inf  # of which nothing is summed where a mask keeps no position
+    read = {axis for tensor in program.tensors for axis in tensor.axes}
+    sizes = {axis: n for axis, n in extents.items() if axis not in read}
+    want, got = (np.asarray(reference(each, given, sizes=sizes)) for each in (kernel.program, program))
+    finite = np.isfinite(want)
+    np.testing.assert_allclose(got[finite], want[finite], rtol=1e-12)
+    if kernel.plan.form == "reassociated":
+        assert kernel.certificate.ok and kernel.derivation.check(text) and not kernel.derivation.proof.gaps

@@ -127,12 +127,14 @@ class World:
                 self.values[quotient] = self.domain.call("div", parts)
 
     def _define_masks(self) -> None:
-        """Masks that hold where two others do, or at one position of an axis or none."""
+        """Masks that hold where two others do, or at one position of an axis or none; sums over an axis."""
         for name, args in self.facts:
             names = [arg.id for arg in args if isinstance(arg, ast.Name)]
             match name, names:
                 case "both", [both, *others]:
                     self.values[both] = self._applied("minimum", list(map(self.variable, others)))
+                case "totals", [value, total, axis]:
+                    self.values[total] = self._reduced("sum", axis, self.variable(value))
                 case "selects", [mask, value, inside, read, axis]:
                     place, shape = self.axis(axis), [1, 1]
                     shape[place] = count = self.positions[place]
@@ -369,6 +371,8 @@ class World:
                 case "selects", [mask, value, inside, read]:
                     count = np.sum(mask > 0, along, keepdims=True)
                     return _every((count == (inside > 0)) & (~(mask > 0) | _close(value, read)))
+                case "totals", [value, total]:
+                    return _agree(total, np.sum(value, along, keepdims=True))
                 case "masked", [value, mask]:
                     return ~_some(np.isinf(value) & (mask > 0).any(1, keepdims=True))
                 case "factors", [whole, c, m]:

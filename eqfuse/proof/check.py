@@ -15,6 +15,7 @@ from eqfuse.proof.elaborate import free_names
 from eqfuse.proof.nodes import Chain, Differ, Equal, Fact, Holds, Inference, Premise, Proof, Step, rests_on
 from eqfuse.proof.positions import conjuncts, selects
 from eqfuse.proof.syntax import Term, instance, number, replaced_at, subterm, term, walk, word_instance
+from eqfuse.proof.totals import totals
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.constructors import HEADS
 from eqfuse.rules.relations import RELATIONS
@@ -229,6 +230,8 @@ class Ground:
                 str(axis),
             ):
                 return selects(text, value, inside, read, axis, self.integers, self.scalars)
+            case "totals", (Term() as value, Term() as result, str(axis)):
+                return totals(value, result, axis, self.integers, self.scalars)
             case "scalar", (Term(head="Leaf", words=(text,)),):
                 return text in self.scalars
             case "state", (Term() as a,):

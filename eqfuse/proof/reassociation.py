@@ -3,7 +3,7 @@
 
 The normal form of a term that is made of sums, products, negations and masks is a sum of terms, each a product under masks, summed
 over its axes, perhaps negated: axes, masks, factors and terms in an order of their own. An axis of which a mask selects one position is
-read there, and summed no more. What such a term is not made of is a factor, in which the terms are brought to normal form first.
+read there, and summed no more; a sum over positions alone is its closed form. What such a term is not made of is a factor, in which the terms are brought to normal form first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ from dataclasses import replace
 
 from eqfuse.proof.check import Argument, Statement, read_rule
 from eqfuse.proof.congruence import Unproved
-from eqfuse.proof.elaborate import free_names
+from eqfuse.proof.elaborate import free_names, reading
 from eqfuse.proof.nodes import Chain, Differ, Fact, Holds, Inference, Premise, Step
-from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term
+from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term, transform
 from eqfuse.rules.catalogue import EVERY
+from eqfuse.rules.closed_forms import total
 from eqfuse.rules.constructors import CONSTRUCTORS
 from eqfuse.rules.reassociate import position_of
-from eqfuse.terms.nodes import Call, Expr, free_axes, substitute_axes
+from eqfuse.terms.integers import in_short
+from eqfuse.terms.nodes import Call, Const, Expr, Scalar, call, free_axes, substitute_axes
 
 MOST_STEPS = 4000
 """Steps of one proof; a form that takes more is not proved."""
 
+UNKNOWN = "?"
+"""The beginning of the names of what closed forms do not look into."""
+
 ONE, ZERO = number("1"), number("0")
+_FUNCTIONS = {"Add": "add", "Mul": "mul", "Neg": "neg", "Sq": "sq", "Where": "where"}
 _ROWS = {row.head: row for row in CONSTRUCTORS}
 _READINGS = {rule.name: read_rule(rule) for ruleset in EVERY for rule in ruleset.rules}
 
@@ -89,13 +95,13 @@ class _Path:
                 self.top(at)
             case "Where", _, (mask, value, _) if _is_mask(here):
                 self._masked(at, mask, value)
-            case "Mul", _, (_, Term(head="Red", words=("sum", *_), args=(body,))) if body is not ONE:
+            case "Mul", _, (_, Term(head="Red", words=("sum", *_))):
                 self.step("factor-in", at)
                 self._inside(at)
             case "Mul", _, (_, Term(head="Add")):
                 self.step("commute-factors", at)
                 self.top(at)
-            case "Mul", _, (Term(head="Red", words=("sum", *_), args=(body,)), _) if body is not ONE:
+            case "Mul", _, (Term(head="Red", words=("sum", *_)), _):
                 self.step("commute-factors", at)
                 self.top(at)
             case "Mul", _, (Term(head="Mul"), _):
@@ -116,11 +122,13 @@ class _Path:
             case "Red", ("sum", *_), (Term(head="Neg"),):
                 self.step("neg-out-sum", at)
                 self._inside(at)
-            case "Red", ("sum", axis, _), (body,) if body is not ONE and axis not in free_names(body, {}):
+            case "Red", ("sum", axis, _), (body,) if axis not in free_names(body, {}):
                 self.step("sum-fixed", at, n=term("Leaf", (f"N({axis})",)))
                 self.top(at)
             case "Red", ("sum", axis, _), _ if (depth := self._selecting(at, axis)) is not None:
                 self._select(at, axis, depth)
+            case "Red", ("sum", axis, _), _ if (made := self._total(at, axis)) is not None:
+                self._close(at, *made)
             case "Red", ("sum", axis, _), (Term(head="Red", words=("sum", inner, _)),) if inner < axis:
                 self.step("commute-sums", at)
                 self._inside(at)
@@ -203,6 +211,50 @@ class _Path:
         position, inside = found
         read = self._moved(value, {axis: position})
         self.step("select-position", place, r=self._leaf(inside), g=read)
+        self.normalise(place)
+        for level in reversed(range(len(at), len(place))):
+            self.top(place[:level])
+
+    def _total(self, at: Position, axis: str) -> tuple[int, Term] | None:
+        """How many sums there are between a sum over positions alone and what it sums, and its closed form."""
+        here, sums = subterm(self.root, (*at, 0)), 0
+        while here.head == "Red" and here.words[0] == "sum":
+            here, sums = here.args[0], sums + 1
+        if axis not in free_names(here, {}):
+            return None
+        unknown: list[Term] = []
+        body = self._expression(here, axis, unknown)
+        made = None if body is None else total([body], axis, self._dtypes)
+        if made is None:
+            return None
+        found = reading(made, strict_casts=True, leaves=self._leaves)
+        names = {term("Leaf", (f"{UNKNOWN}{n}",)): value for n, value in enumerate(unknown)}
+        return sums, transform(found, lambda node: names.get(node, node))
+
+    def _expression(self, value: Term, axis: str, unknown: list[Term]) -> Expr | None:
+        """What a term says of an axis, with names for what does not vary with it and is no leaf; None where that cannot be said."""
+        match value.head, value.words:
+            case "Num", (text,):
+                return Const(in_short(float(text)))
+            case "Leaf", (text,) if text in self._leaves:
+                return self._leaves[text]
+            case ("Add" | "Mul" | "Neg" | "Sq" | "Where") as head, _:
+                parts = [self._expression(arg, axis, unknown) for arg in value.args]
+                known = [part for part in parts if part is not None]
+                return call(_FUNCTIONS[head], *known) if len(known) == len(parts) else None
+        if axis in free_names(value, {}):
+            return None
+        if value not in unknown:
+            unknown.append(value)
+        return Scalar(f"{UNKNOWN}{unknown.index(value)}")
+
+    def _close(self, at: Position, sums: int, made: Term) -> None:
+        """Brings a sum over positions next to what it sums, and writes its closed form."""
+        place = at
+        for _ in range(sums):
+            self.step("commute-sums", place)
+            place = (*place, 0)
+        self.step("sum-positions", place, f=made)
         self.normalise(place)
         for level in reversed(range(len(at), len(place))):
             self.top(place[:level])

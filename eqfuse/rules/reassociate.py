@@ -13,7 +13,7 @@ The absolute values of all terms are summed in each order alike, so that the bou
 alone (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2).
 
 A sum over an axis of which a mask selects one position is what is read there: `sum[k](where(k == ids[i], w[k,j], 0))` is `w[ids[i],j]`
-where that position is one of the axis, and 0 elsewhere.
+where that position is one of the axis, and 0 elsewhere. A sum over positions alone has a closed form (`rules/closed_forms.py`).
 
 Costs are elements that reductions visit, and those of what they leave for others to read; the plan of each order is priced
 as any other, by which one is chosen.
@@ -28,6 +28,7 @@ from functools import partial, reduce
 from itertools import combinations, product
 
 from eqfuse.fast_dataclass import dataclass
+from eqfuse.rules.closed_forms import MOST_POSITIONS, conjuncts, total
 from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.nodes import (
     Axis,
@@ -74,12 +75,18 @@ WORTH = 0.8
 
 
 def is_reassociable(program: Program) -> bool:
-    """Whether some sum of products has another one in it, or is added to another one, so that there are orders to choose from."""
+    """Whether some sum of products has another one in it, or is added to another one, so that there are orders to choose from; or is over
+    positions alone."""
+    dtypes = program_dtypes(program)
 
     def has_orders(node: Expr) -> bool:
         match node:
             case Reduce("sum", axis, body):
-                return _sums_inside(body) or any(_compared(part, axis) for part in walk(body))
+                return (
+                    _sums_inside(body)
+                    or any(_compared(part, axis) for part in walk(body))
+                    or _total(block_of(node), axis, dtypes) is not None
+                )
             case Call("add" | "sub", (left, right)):
                 return _sums_inside(left) and _sums_inside(right)
         return False
@@ -224,20 +231,27 @@ def block_of(expr: Expr) -> Block:
 
 def _is_order(condition: Expr) -> bool:
     """Whether a condition compares the positions of two axes, as that of a prefix does."""
+    return _is_of_positions(condition) and len(free_axes(condition)) == 2
+
+
+def _is_of_positions(condition: Expr) -> bool:
+    """Whether a condition compares positions and sizes."""
     match condition:
         case Call("le" | "lt" | "ge" | "gt"):
-            nodes = list(walk(condition))
-            plain = all(isinstance(node, Axis | Size | Const | Call) for node in nodes)
-            return plain and len(free_axes(condition)) == 2
+            return all(isinstance(node, Axis | Size | Const | Call) for node in walk(condition))
     return False
 
 
 def _times(left: Expr, right: Expr) -> Expr:
     """A product, under the mask of a factor that compares positions."""
     match left, right:
-        case Call("where", (condition, value, zero)), _ if _is_order(condition) and _is_number(zero, 0):
+        case Call("where", (condition, value, zero)), _ if _is_of_positions(condition) and _is_number(
+            zero, 0
+        ):
             return call("where", condition, _times(value, right), zero)
-        case _, Call("where", (condition, value, zero)) if _is_order(condition) and _is_number(zero, 0):
+        case _, Call("where", (condition, value, zero)) if _is_of_positions(condition) and _is_number(
+            zero, 0
+        ):
             return call("where", condition, _times(left, value), zero)
         case _ if any(_is_number(one, 1) for one in (left, right)):
             return right if _is_number(left, 1) else left
@@ -285,15 +299,35 @@ def selected(block: Block, dtypes: Mapping[str, str]) -> Block:
             ]
             if made == list(factors):
                 made.append(call("where", inside, Const(1), Const(0)))
-            divisors = (("div", Size(axis)),) if axis in block.counts else ()
-            left = Block(
-                tuple(made),
-                tuple(each for each in block.axes if each != axis),
-                (*block.numbers, *divisors),
-                tuple(each for each in block.counts if each != axis),
-            )
-            return selected(left, dtypes)
+            return selected(_without_axis(block, axis, tuple(made)), dtypes)
     return block
+
+
+def closed(block: Block, extents: Mapping[str, int], dtypes: Mapping[str, str]) -> Block:
+    """A block without the axes along which all that varies is made of positions, whose sums have closed forms."""
+    for axis in block.axes:
+        made = _total(block, axis, dtypes) if extents[axis] <= MOST_POSITIONS else None
+        if made is not None:
+            kept = tuple(factor for factor in block.factors if axis not in free_axes(factor))
+            return closed(_without_axis(block, axis, (*kept, made)), extents, dtypes)
+    return block
+
+
+def _total(block: Block, axis: str, dtypes: Mapping[str, str]) -> Expr | None:
+    """The closed form of the sum over an axis of the factors of a block that have it; None where there is none."""
+    own = [factor for factor in block.factors if axis in free_axes(factor)]
+    return total(own, axis, dtypes) if own else None
+
+
+def _without_axis(block: Block, axis: str, factors: tuple[Expr, ...]) -> Block:
+    """A block that is summed over an axis no more, with what its factors have become."""
+    divisors = (("div", Size(axis)),) if axis in block.counts else ()
+    return Block(
+        factors,
+        tuple(each for each in block.axes if each != axis),
+        (*block.numbers, *divisors),
+        tuple(each for each in block.counts if each != axis),
+    )
 
 
 def _selection(
@@ -304,7 +338,7 @@ def _selection(
     value = factor
     while isinstance(value, Call) and value.fn == "where" and _is_number(value.args[2], 0):
         condition, value, _ = value.args
-        conditions += _conjuncts(condition)
+        conditions += conjuncts(condition)
     for place, each in enumerate(conditions):
         if (found := position_of(each, axis, dtypes)) is not None:
             others = [*conditions[:place], *conditions[place + 1 :]]
@@ -315,15 +349,6 @@ def _selection(
 
 def _is_number(expr: Expr, number: int) -> bool:
     return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == number
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    """The conditions that stand between the `and`s of one: unlike `terms.assume.conjuncts` as they are written, so that each can be
-    proved to be one of them."""
-    match condition:
-        case Call("and", (left, right)):
-            return _conjuncts(left) + _conjuncts(right)
-    return [condition]
 
 
 def position_of(condition: Expr, axis: str, dtypes: Mapping[str, str]) -> tuple[Expr, Expr] | None:
@@ -474,7 +499,7 @@ class _Orders:
 
     def _orders(self, block: Block, terms: int) -> Iterator[Expr]:
         """Other orders of a block."""
-        block = selected(block, self._dtypes)
+        block = closed(selected(block, self._dtypes), self._extents, self._dtypes)
         factors = tuple(map(self.best, block.factors))
         if 0 < len(factors) <= MOST_FACTORS:
             yield self._contracted(replace(block, factors=factors))

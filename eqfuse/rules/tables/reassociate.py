@@ -44,6 +44,9 @@ REASSOCIATE = RuleSet(
             ("selects(q, f, r, g, D)",),
             "a sum of which one term is not 0",
         ),
+        Rewrite(
+            "sum-positions", "sum[D](e)", "f", ("totals(e, f, D)",), "a sum over positions in closed form"
+        ),
         Rewrite("sum-fixed", "sum[D](c)", "c * n", ("fixed(c, D)", "count(n, D)"), "a sum of one value"),
     ),
 )

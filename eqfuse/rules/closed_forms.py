@@ -1,0 +1,227 @@
+"""Closed forms of sums over positions alone.
+
+    sum[j](j * j)                      ->  (N(j) * (N(j) - 1) // 2) * (2 * N(j) - 1) // 3
+    sum[j](where(j <= i, 1, 0))        ->  where(0 < min(i + 1, N(j)), min(i + 1, N(j)), 0)
+
+What is summed is a polynomial in the position of degree 2 at most, of integers, times what does not vary with the axis. Masks may
+bound the position by integers. The sums of the first powers are those of Faulhaber's formula (Graham, Knuth, Patashnik, Concrete
+Mathematics, 1994, section 6.5); divisions have no remainder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import zip_longest
+
+from eqfuse.fast_dataclass import dataclass
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Scalar, Size, call, free_axes, walk
+from eqfuse.terms.types import kind
+
+MOST_POSITIONS = 2**19
+"""Positions of an axis up to which sums have closed forms: three times a sum of squares is far inside the range of 64-bit integers."""
+
+_FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def total(factors: Sequence[Expr], axis: str, dtypes: Mapping[str, str]) -> Expr | None:
+    """The sum over an axis of a product, where all of it that varies with the axis is made of positions; None where it has no
+    closed form. `dtypes` are those of inputs."""
+    around: list[Expr] = []
+    fixed: list[Expr] = []
+    powers: tuple[Expr, ...] = (Const(1),)
+    for part in _parts(factors, around):
+        if axis not in free_axes(part):
+            fixed.append(part)
+        elif (of_part := _powers(part, axis, dtypes)) is not None:
+            powers = _product(powers, of_part)
+        else:
+            return None
+    masks = [mask for mask in around if axis in free_axes(mask)]
+    first: Expr = Const(0)
+    end: Expr = Size(axis)
+    for mask in sorted(masks, key=str):  # one form, in whatever order they are written
+        bound = _bound(mask, axis, dtypes)
+        if bound is None:
+            return None
+        first, end = bound.within(first, end)
+    if len(powers) > 3 or (len(powers) == 1 and not masks):
+        return None
+    sums = (
+        _times(power, _less(_first_powers(end, degree), _first_powers(first, degree)))
+        for degree, power in enumerate(powers)
+    )
+    found = _product_of([*fixed, reduce(_plus, sums)])
+    if masks:
+        found = call("where", call("lt", first, end), found, Const(0))
+    for mask in around:
+        if mask not in masks:
+            found = call("where", mask, found, Const(0))
+    return found
+
+
+def conjuncts(condition: Expr) -> list[Expr]:
+    """The conditions that stand between the `and`s of one: unlike `terms.assume.conjuncts` as they are written, so that each can be
+    proved to be one of them."""
+    match condition:
+        case Call("and", (left, right)):
+            return conjuncts(left) + conjuncts(right)
+    return [condition]
+
+
+def _parts(factors: Sequence[Expr], around: list[Expr]) -> Iterator[Expr]:
+    """The factors of a product, and of what is inside of its masks, which are added to `around`."""
+    for factor in factors:
+        match factor:
+            case Call("where", (condition, value, Const(zero))) if zero is not False and zero == 0:
+                around += conjuncts(condition)
+                yield from _parts([value], around)
+            case Call("mul", args):
+                yield from _parts(args, around)
+            case _:
+                yield factor
+
+
+def _powers(expr: Expr, axis: str, dtypes: Mapping[str, str]) -> tuple[Expr, ...] | None:
+    """The coefficients of a polynomial of integers in the position of an axis, that of its 0th power first."""
+    if axis not in free_axes(expr):
+        return (expr,) if kind(expr, dtypes) == "int" else None
+    match expr:
+        case Axis():
+            return (Const(0), Const(1))
+        case Call("add" | "sub" | "mul" | "neg" | "sq", args):
+            parts = [_powers(arg, axis, dtypes) for arg in args]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            match expr.fn, known:
+                case "neg", [one]:
+                    return tuple(_less(Const(0), each) for each in one)
+                case "sq", [one]:
+                    return _product(one, one)
+                case "mul", [one, other]:
+                    return _product(one, other)
+                case fn, [one, other]:
+                    combined = _plus if fn == "add" else _less
+                    return tuple(combined(a, b) for a, b in zip_longest(one, other, fillvalue=Const(0)))
+    return None
+
+
+def _product(one: Sequence[Expr], other: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The coefficients of the product of two polynomials."""
+    found: list[Expr] = [Const(0)] * (len(one) + len(other) - 1)
+    for n, a in enumerate(one):
+        for m, b in enumerate(other):
+            found[n + m] = _plus(found[n + m], _times(a, b))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """An integer that bounds a position, from above or below, and whether it is one of those left."""
+
+    at: Expr
+    is_upper: bool
+    is_one: bool
+
+    def within(self, first: Expr, end: Expr) -> tuple[Expr, Expr]:
+        """The first position, and the one after the last, that are left of these. The integer is bounded before 1 is added to it: it may
+        be the greatest there is."""
+        match self.is_upper, self.is_one:
+            case True, True:
+                return first, _plus(_smallest(self.at, _less(end, Const(1))), Const(1))
+            case True, False:
+                return first, _smallest(self.at, end)
+            case False, True:
+                return _largest(self.at, first), end
+        return _plus(_largest(self.at, _less(first, Const(1))), Const(1)), end
+
+
+def _bound(mask: Expr, axis: str, dtypes: Mapping[str, str]) -> _Bound | None:
+    """What a comparison bounds the position of an axis by; None where it bounds none."""
+    match mask:
+        case Call("lt" | "le" | "gt" | "ge" as fn, (left, right)):
+            low, high = _powers(left, axis, dtypes), _powers(right, axis, dtypes)
+        case _:
+            return None
+    if low is None or high is None:
+        return None
+    rest, slope, *higher = (_less(a, b) for a, b in zip_longest(low, high, fillvalue=Const(0)))
+    if any(each is not Const(0) for each in higher) or not isinstance(slope, Const) or slope.value == 0:
+        return None
+    order = fn if slope.value > 0 else _FLIPPED[fn]
+    at = _less(high[0], low[0]) if slope.value > 0 else rest  # steps * position (order) at
+    steps, is_upper = int(abs(slope.value)), order in ("lt", "le")
+    is_moved = steps > 1 or all(side[0] is not Const(0) for side in (low, high))
+    if is_moved and any(isinstance(node, Load | Scalar) for node in walk(at)):
+        return None  # near the ends of its dtype it may be moved beyond them
+    is_one = order in ("le", "ge")
+    if steps > 1:  # at most: the greatest multiple; at least: one more than the greatest that is less
+        at = call("floordiv", at if order in ("le", "gt") else _less(at, Const(1)), Const(steps))
+        is_one = is_upper
+    return _Bound(at, is_upper, is_one)
+
+
+def _first_powers(end: Expr, degree: int) -> Expr:
+    """The sum of a power of the positions before `end`."""
+    if degree == 0 or end is Const(0):
+        return end
+    sum_of_first = call("floordiv", _times(end, _less(end, Const(1))), Const(2))
+    if degree == 1:
+        return sum_of_first
+    return call("floordiv", _times(sum_of_first, _less(_times(Const(2), end), Const(1))), Const(3))
+
+
+def _smallest(one: Expr, other: Expr) -> Expr:
+    return other if one is other else call("minimum", one, other)
+
+
+def _largest(one: Expr, other: Expr) -> Expr:
+    """Of two positions; axes and sizes are none before the first."""
+    match one, other:
+        case Const(a), Const(b):
+            return Const(max(a, b))
+        case Axis() | Size(), Const(b) if b <= 0:
+            return one
+    return one if one is other else call("maximum", one, other)
+
+
+def _product_of(parts: Sequence[Expr]) -> Expr:
+    return reduce(_times, parts)
+
+
+def _times(one: Expr, other: Expr) -> Expr:
+    match one, other:
+        case (Const() as zero, _) | (_, Const() as zero) if zero is Const(0):
+            return Const(0)
+        case (Const() as unit, factor) | (factor, Const() as unit) if unit is Const(1):
+            return factor
+        case Const(a), Const(b) if isinstance(a, int) and isinstance(b, int):
+            return Const(a * b)
+    return call("mul", one, other)
+
+
+def _plus(one: Expr, other: Expr) -> Expr:
+    match one, other:
+        case (Const() as zero, term) | (term, Const() as zero) if zero is Const(0):
+            return term
+        case Const(a), Const(b) if isinstance(a, int) and isinstance(b, int):
+            return Const(a + b)
+        case _, Const(b) if isinstance(b, int) and b < 0:
+            return call("sub", one, Const(-b))
+    return call("add", one, other)
+
+
+def _less(one: Expr, other: Expr) -> Expr:
+    match one, other:
+        case term, Const() as zero if zero is Const(0):
+            return term
+        case Const(a), Const(b) if isinstance(a, int) and isinstance(b, int):
+            return Const(a - b)
+        case Const() as zero, term if zero is Const(0):
+            return call("neg", term)
+        case Call("sub", (a, Const(b))), Const(c) if isinstance(b, int) and isinstance(c, int):
+            return _less(a, Const(b + c))
+        case Call("add", (a, Const(b))), Const(c) if isinstance(b, int) and isinstance(c, int):
+            return _plus(a, Const(b - c))
+    return Const(0) if one is other else call("sub", one, other)
