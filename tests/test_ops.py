@@ -47,6 +47,46 @@ def test_values_and_gradients_are_those_of_torch(name: str) -> None:
     assert op.latest.certificate.ok
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("shape", [(5, 4), (3, 5, 4), (2, 3, 5, 4), (2, 3, 2, 5, 4), (2, 0, 5, 4)])
+def test_angles_of_batches_and_of_every_feature(
+    shape: tuple[int, ...], width: int, interleaved: bool
+) -> None:
+    x, batches = drawn(*shape), (shape[0],) if len(shape) > 3 else ()
+    for lead in {(), (1,), batches}:
+        cos, sin = (drawn(*lead, 5, width, seed=seed) for seed in (1, 2))
+        per_feature = [
+            t if width == 4 else t.repeat_interleave(2, -1) if interleaved else torch.cat([t, t], -1)
+            for t in (cos, sin)
+        ]
+        if lead and len(shape) > 3:
+            per_feature = [t.reshape(-1, *(1,) * (len(shape) - 3), 5, 4) for t in per_feature]
+        pairs = x.unflatten(-1, (2, 2))
+        first, second = pairs.unbind(-1 if interleaved else -2)
+        other = torch.stack([-second, first], -1 if interleaved else -2).flatten(-2)
+        wanted = x * per_feature[0] + other * per_feature[1]
+        torch.testing.assert_close(ops.rotary(x, cos, sin, interleaved=interleaved), wanted.reshape(shape))
+
+
+def test_angles_of_other_shapes_are_refused() -> None:
+    x, good = drawn(2, 3, 5, 4), drawn(5, 2)
+    for bad in (drawn(5, 3), drawn(3, 5, 2), drawn(2), drawn(2, 3, 5, 2)):
+        with pytest.raises(EqfuseError, match="has no angles of x"):
+            ops.rotary(x, good, bad)
+    with pytest.raises(EqfuseError, match="axis 's' has size 5 in x"):
+        ops.rotary(x, good, drawn(6, 2))
+
+
+def test_the_dtype_of_a_loss() -> None:
+    logits, label = drawn(7, 20).bfloat16(), LABELS
+    wanted = F.cross_entropy(logits.float(), label)
+    torch.testing.assert_close(ops.cross_entropy(logits, label, dtype="f32"), wanted)
+    each = ops.cross_entropy(logits, label, reduction="none", dtype="f32")
+    torch.testing.assert_close(each, F.cross_entropy(logits.float(), label, reduction="none"))
+    assert ops.cross_entropy(logits, label).dtype == torch.bfloat16
+
+
 def test_statistics_of_attention() -> None:
     y, top, entropy = ops.attention(**HEADS, causal=True, statistics=True)
     k = HEADS["k"].repeat_interleave(2, 1)

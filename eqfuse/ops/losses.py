@@ -28,9 +28,11 @@ def cross_entropy(
     z_loss: float = 0.0,
     soft_cap: float | None = None,
     reduction: str = "mean",
+    dtype: str | None = None,
 ) -> str:
     """The cross-entropy of logits: [tokens, vocabulary] with labels: [tokens], of integers. Labels of `ignore_index` count for nothing; `z_loss` times
-    the square of the log-sum-exp is added (Chowdhery and others, 2022); logits are capped at `soft_cap` by a tanh (Gemma 2)."""
+    the square of the log-sum-exp is added (Chowdhery and others, 2022); logits are capped at `soft_cap` by a tanh (Gemma 2). The loss has the `dtype`
+    of the language, "f32" for instance, or that of the tensors."""
     if reduction not in REDUCTIONS:
         raise EqfuseError(f"reduction is {reduction!r}", hint=f"choose one of {', '.join(REDUCTIONS)}")
     own = "L[t] - where(valid[t], z[t,label[t]], 0)"
@@ -44,7 +46,9 @@ def cross_entropy(
         "sum": f"loss = {total}\nreturn loss",
         "mean": f"loss = {total} / max(sum[t](where(valid[t], 1, 0)), 1)\nreturn loss",
     }
-    return f"""
+    made = "each: {}[t]" if reduction == "none" else "loss: {}"
+    declared = "" if dtype is None else made.format(dtype)
+    return f"""{declared}
 valid[t] = label[t] != {ignore_index}
 {_logits(given, soft_cap)}
 L[t] = logsumexp[v](z[t,v])
@@ -60,10 +64,11 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     soft_cap: float | None = None,
     reduction: str = "mean",
+    dtype: str | None = None,
 ) -> str:
     """The same of the logits `x wᵀ + bias`, which are not stored: x: [tokens, c], w: [vocabulary, c], bias: [vocabulary] or left out (Wijmans and
     others, 2024)."""
-    return cross_entropy.write(given, ignore_index, label_smoothing, z_loss, soft_cap, reduction)
+    return cross_entropy.write(given, ignore_index, label_smoothing, z_loss, soft_cap, reduction, dtype)
 
 
 @op("logits", "ids")

@@ -1,23 +1,29 @@
-"""Models with programs of the library in place of their own norms, gates, attention and loss: `eq.patch(model)`.
+"""Models with programs of the library in place of their own norms, gates, rotary positions, attention and loss: `eq.patch(model)`.
 
-What is replaced is found by what it does, not by its name alone: a norm or an activation is called beside the program that would take its place, and left
-where they differ.
+What is replaced is found by what it does, not by its name alone: a norm, an activation, rotary positions or a loss is called beside the program that would
+take its place, and left where they differ.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
+from torch.nn import functional as F
 
 from eqfuse.errors import EqfuseError
+from eqfuse.ops.deferred_logits import DeferredLogits, deferred_logits
 from eqfuse.ops.gates import geglu, swiglu
-from eqfuse.ops.losses import cross_entropy
+from eqfuse.ops.losses import cross_entropy, linear_cross_entropy
 from eqfuse.ops.norms import layer_norm, rms_norm
+from eqfuse.ops.rotary import rotary
 from eqfuse.torch.attention import NAME, register_attention
 
 ROWS = 3
@@ -68,10 +74,12 @@ class Patched:
 
 
 def patch(model: nn.Module) -> Patched:
-    """Puts programs of eqfuse.ops in place of a model's norms (RMSNorm, LayerNorm), gated feed-forward activations, and, of models of transformers, attention
-    and the loss of the next token. Weights stay where they are, and gradients reach them.
+    """Puts programs of eqfuse.ops in place of a model's norms (RMSNorm, LayerNorm), gated feed-forward activations, and, of models of transformers, rotary
+    positions, attention and the loss of the next token. Weights stay where they are, and gradients reach them.
 
-    Undo it before the model is pickled. Raises EqfuseError for what is no module.
+    In training that loss is computed from the hidden states and the weights of the last linear layer. The logits of the output are computed where something
+    reads them, which `left` then says; after the optimizer's step they cannot be. Undo it before the model is pickled. Raises EqfuseError for what is no
+    module.
     """
     if not isinstance(model, nn.Module):
         raise EqfuseError(f"{type(model).__name__} is no nn.Module", hint="give a model")
@@ -109,6 +117,13 @@ def _parts(module: nn.Module) -> Iterator[tuple[str, Callable[[Any], Made]]]:
         yield name, _gated
     elif all(hasattr(module, part) for part in ("gate_up_proj", "down_proj", "activation_fn")):
         yield name, _gated_halves
+    elif isinstance(own := _forward_of(module), FunctionType) and ROTARY in own.__code__.co_names:
+        yield ROTARY, _rotary
+
+
+def _forward_of(module: Any) -> Any:
+    """The forward of a class, without decorators."""
+    return inspect.unwrap(type(module).forward)
 
 
 def _set(found: Patched, owner: Any, name: str, value: Any) -> None:
@@ -134,9 +149,17 @@ def _is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def _sample(like: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows for a comparison, the same at every call and of no generator of the user's."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(ROWS, size, generator=generator).to(like.device, like.dtype)
+    """Rows for a comparison."""
+    return _drawn(ROWS, size).to(like.device, like.dtype)
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next((weight.device for weight in module.parameters()), torch.device("cpu"))
+
+
+def _drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """The same numbers at every call, of no generator of the user's."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _layer_norm(module: nn.LayerNorm) -> Made:
@@ -232,8 +255,57 @@ def _loss(model: Any, found: Patched) -> None:
     """The loss of the next token, as models of transformers call it."""
     if not (type(model).__name__.endswith("ForCausalLM") and hasattr(model, "loss_function")):
         return
+    device = _device_of(model)
+    labels = torch.tensor([[3, 0, -100, 6]], device=device)
+    sample: dict[str, Any] = {"logits": _drawn(1, 4, 7).to(device), "labels": labels, "vocab_size": 7}
+    wanted = None
+    with suppress(Exception):  # it takes something else
+        wanted = model.loss_function(**sample)
+    if not isinstance(wanted, torch.Tensor) or not _is_near(next_token_loss(**sample), wanted):
+        found.left.append(Replaced("loss_function", "loss", why="it computes something else"))
+        return
     _set(found, model, "_loss_function", next_token_loss)  # what the property of the model reads
-    found.replaced.append(Replaced("loss_function", "loss", "ops.cross_entropy"))
+    head = model.get_output_embeddings()
+    why = _why_no_deferral(head)
+    if why:
+        found.replaced.append(Replaced("loss_function", "loss", "ops.cross_entropy"))
+        found.left.append(Replaced("loss_function", "loss without logits", why=why))
+        return
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if not (self.training and torch.is_grad_enabled()) or is_compiling() or _has_hooks(self):
+            return F.linear(x, self.weight, self.bias)
+        x, w, bias = (_cast(tensor, x.device.type) for tensor in (x, self.weight, self.bias))
+        return deferred_logits(x, w, bias, read)
+
+    def read(reader: str) -> None:
+        each = Replaced("loss_function", "loss without logits", why=f"the logits are read, by {reader}")
+        if each not in found.left:
+            found.left.append(each)
+
+    _set(found, head, "forward", MethodType(forward, head))
+    found.replaced.append(
+        Replaced("loss_function", "loss", "ops.linear_cross_entropy in training, else ops.cross_entropy")
+    )
+
+
+def _why_no_deferral(head: Any) -> str:
+    """Why the loss cannot be computed without logits; nothing where it can."""
+    if type(head) is not nn.Linear:
+        return f"the logits are made by a {type(head).__name__}, not by nn.Linear"
+    return "forward of the layer that makes the logits is replaced" if "forward" in vars(head) else ""
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether something is called with what a module takes or makes, as sharded weights are."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _cast(tensor: Any, device: str) -> Any:
+    """A tensor, or None, as a linear layer takes it under autocast."""
+    if tensor is None or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
 
 
 def next_token_loss(
@@ -246,12 +318,71 @@ def next_token_loss(
     **_: Any,
 ) -> Any:
     """The cross-entropy of logits: [batch, tokens, vocabulary] with the labels one token on, as transformers' `ForCausalLMLoss` computes it: the mean, or the
-    sum over `num_items_in_batch`."""
+    sum over `num_items_in_batch`, in float32 for half-precision logits. Deferred logits are not stored."""
     if shift_labels is None:
         if labels is None:
             raise EqfuseError("the loss of the next token is given no labels", hint="give labels=")
         shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    rows, label = logits.float().reshape(-1, vocab_size), shift_labels.reshape(-1).to(logits.device)
-    if num_items_in_batch is None:
-        return cross_entropy(rows, label, ignore_index=ignore_index)
-    return cross_entropy(rows, label, ignore_index=ignore_index, reduction="sum") / num_items_in_batch
+    options: dict[str, Any] = {"ignore_index": ignore_index}
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        options["dtype"] = "f32"
+    if num_items_in_batch is not None:
+        options["reduction"] = "sum"
+    label = shift_labels.reshape(-1).to(logits.device)
+    if isinstance(logits, DeferredLogits) and logits.is_capped:
+        source, options["soft_cap"] = logits.source, logits.soft_cap
+        rows = source.x.reshape(-1, source.x.shape[-1])
+        loss = linear_cross_entropy(rows, source.w, label, source.bias, **options)
+    else:
+        loss = cross_entropy(logits.reshape(-1, vocab_size), label, **options)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+ROTARY = "apply_rotary_pos_emb"
+"""The function of a model's module, with q: [batch, heads, positions, features], k, cos and sin: [batch, positions, ...]."""
+
+
+def _rotary(module: Any) -> Made:
+    forward, own = type(module).forward, _forward_of(module)
+    original = own.__globals__.get(ROTARY)
+    if not callable(original):
+        return "its module has no such function"
+    if forward is not own:
+        return "its forward is decorated"
+    if "forward" in vars(module):
+        return "its forward is replaced"
+    forms = _rotary_forms(original, _device_of(module))
+    if not forms:
+        return "it computes something else"
+
+    def turned(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **named: Any
+    ) -> Any:
+        width = cos.shape[-1] / q.shape[-1]
+        if more or named or q.ndim != 4 or cos.ndim != 3 or width not in forms:
+            return original(q, k, cos, sin, *more, **named)
+        return tuple(rotary(x, cos, sin, interleaved=forms[width]) for x in (q, k))
+
+    # Without a module's name, torch.compile takes globals for what they are.
+    names = {name: value for name, value in own.__globals__.items() if name != "__name__"}
+    made = FunctionType(
+        own.__code__, {**names, ROTARY: turned}, own.__name__, own.__defaults__, own.__closure__
+    )
+    made.__kwdefaults__ = own.__kwdefaults__
+    return "ops.rotary", made
+
+
+def _rotary_forms(original: Callable[..., Any], device: torch.device) -> dict[float, bool]:
+    """Whether features are turned in neighbouring pairs, by the width of the angles over that of the heads: what was called beside the original."""
+    found: dict[float, bool] = {}
+    q, k = (_drawn(2, heads, ROWS, 8, seed=heads).to(device) for heads in (2, 1))
+    for width in (4, 8):
+        cos, sin = (_drawn(2, ROWS, width, seed=seed).to(device) for seed in (3, 4))
+        wanted = None
+        with suppress(Exception):  # it takes no angles of this width
+            wanted = original(q, k, cos, sin)
+        for is_interleaved in (False, True):
+            made = tuple(rotary(x, cos, sin, interleaved=is_interleaved) for x in (q, k))
+            if wanted is not None and all(map(_is_near, made, wanted)):
+                found.setdefault(width / 8, is_interleaved)
+    return found
