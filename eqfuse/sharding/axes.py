@@ -21,8 +21,7 @@ Lengths = tuple[int, ...]
 
 def even(count: int, ranks: int) -> Lengths:
     """The lengths of shards as DTensor cuts them: all as long as the first, the last ones shorter or empty."""
-    each = -(-count // ranks)
-    return tuple(max(0, min(each, count - rank * each)) for rank in range(ranks))
+    return tuple(share(count, ranks, rank) for rank in range(ranks))
 
 
 def share(count: Any, ranks: int, rank: int) -> Any:
@@ -44,9 +43,10 @@ def names_of_groups(mesh: Mesh) -> list[str]:
     found = []
     for group in groups:
         known = _groups.setdefault(group.group_name, [])
-        if not any(each is group for each in known):
+        at = next((at for at, each in enumerate(known) if each is group), len(known))
+        if at == len(known):
             known.append(group)
-        found.append(f"{group.group_name}.{[each is group for each in known].index(True)}")
+        found.append(f"{group.group_name}.{at}")
     return found
 
 

@@ -227,7 +227,7 @@ class Sharded:
         lengths: Mapping[str, Lengths] | None,
         sizes: Mapping[str, int] | None,
     ) -> Any:
-        program = self.kernel.program
+        program = self.program
         if self.is_simulated:
             given = self._arguments.given(values, sizes)
             return given.returned(self._simulated(given, lengths))
@@ -263,7 +263,7 @@ class Sharded:
 
     @cached
     def _arguments(self) -> Arguments:
-        return Arguments(self.kernel.program)
+        return Arguments(self.program)
 
     def _described(self, given: Given, known: Mapping[str, Lengths]) -> tuple[dict[str, int], dict[str, int]]:
         """The positions of sharded axes on this rank, and what all ranks have to agree on, as numbers of 63 bits."""
@@ -287,7 +287,7 @@ class Sharded:
         classes = sorted(self.sharding.classes.items())
         return {
             "version": digest(source_digest()),
-            "program": digest((self.kernel.program.source, classes)),
+            "program": digest((self.program.source, classes)),
             "strategy": digest(
                 ([plan.strategy for plan in self.strategies], self._link, self.layout, self.equal)
             ),
@@ -308,8 +308,8 @@ class Sharded:
         """The positions of every sharded axis on this rank, by its tensors or `sizes`. Raises BindError where these differ, or tensors lack
         dimensions, or, but of `some` tensors, nothing gives an axis that is not `known`."""
         if not some:
-            check_names(self.kernel.program, shapes, dict.fromkeys(self.kernel.program.scalars, 0))
-            check_ranks(self.kernel.program, shapes)
+            check_names(self.program, shapes, dict.fromkeys(self.program.scalars, 0))
+            check_ranks(self.program, shapes)
         found: dict[str, tuple[int, str]] = {}
         for (tensor, dimension), axis in self._along.items():
             shape = shapes.get(tensor)
@@ -356,7 +356,7 @@ class Sharded:
         self, given: Given, lengths: Mapping[str, Lengths], rank: Rank | None = None
     ) -> tuple[ShardPlan, Kernels, Place]:
         """The steps for a call, verified and with their kernels compiled, before anything is exchanged."""
-        program, tensors = self.kernel.program, given.tensors
+        program, tensors = self.program, given.tensors
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         for (tensor, dimension), axis in self._along.items():
             if tensor in shapes and axis in lengths:
@@ -411,7 +411,7 @@ class Sharded:
         return min(self.strategies, key=lambda plan: self._price(plan, extents, itemsize).seconds)
 
     def _price(self, plan: ShardPlan, extents: Mapping[str, int], itemsize: int = 4) -> Price:
-        sizes = Sizes(self.kernel.program, self.sharding, extents, self.ranks, itemsize)
+        sizes = Sizes(self.program, self.sharding, extents, self.ranks, itemsize)
         return price(plan, sizes, self._link, self._device or self.kernel.device)
 
     @cached
@@ -452,7 +452,7 @@ class Sharded:
         results = simulated(ranks, arrays)
         return [
             gathered([result[output.name] for result in results], output.axes, places, arrays)
-            for output in self.kernel.program.outputs
+            for output in self.program.outputs
         ]
 
     def _own(self, tensors: Mapping[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:
@@ -467,7 +467,7 @@ class Sharded:
         """This rank's part of a whole output, at the sizes of the last call."""
         if self._place is None:
             raise EqfuseError("nothing was called yet", hint="call the sharded kernel first")
-        axes = next(output.axes for output in self.kernel.program.outputs if output.name == name)
+        axes = next(output.axes for output in self.program.outputs if output.name == name)
         for dimension, axis in enumerate(axes):
             if axis in self.sharding.classes:
                 value = own_part(value, dimension, self.sharding.classes[axis], self._place, TorchArrays())
@@ -495,7 +495,7 @@ class Sharded:
                     f"lengths of {axis!r} are {each!r}", hint="one number for each rank, none negative"
                 )
         same = {self.sharding.classes.get(axis, axis): tuple(each) for axis, each in lengths.items()}
-        given = Arguments(self.kernel.program).given(values)
+        given = Arguments(self.program).given(values)
         whole = self._own_lengths(_shapes(given.tensors))
         for axis, each in same.items():
             if (
@@ -547,7 +547,7 @@ class Sharded:
             lengths = {axis: even(n, self.ranks[self.sharding.meshes[axis]]) for axis, n in counts.items()}
             results = self._differentiated(local, lengths if known else None, sizes)
         made, found = results if isinstance(results, tuple) else (results,), []
-        for output, value in zip(self.kernel.program.outputs, made, strict=True):
+        for output, value in zip(self.program.outputs, made, strict=True):
             shape = torch.Size(
                 self._whole_size(axis, size, counts, local, sizes)
                 for axis, size in zip(output.axes, value.shape, strict=True)
@@ -606,13 +606,13 @@ class Sharded:
         """The gradient by some inputs, sharded alike: it reads the tensors and a cotangent for each output of real numbers, which is this
         rank's part as the output is. Nothing is saved for it, so the other arguments, those of a kernel's, change nothing."""
         if names not in self._gradients:
-            made = self._over(self.kernel.gradient(names), self._axes(), ("gradient", names))
             named, rows = cotangents(self.program), dict[tuple[str, int], tuple[str, str]]()
             for output in () if self.is_simulated else self.program.outputs:
                 for dimension, axis in enumerate(output.axes):
                     of_axis = self.sharding.classes.get(axis, "")
                     if of_axis in self.sharding.outputs and output.name in named:
                         rows[named[output.name], dimension] = axis, self.sharding.meshes[of_axis]
+            made = self._over(self.kernel.gradient(names), self._axes(), ("gradient", names))
             self._gradients[names] = replace(made, _rows=rows)
         return self._gradients[names]
 
@@ -781,7 +781,7 @@ class Sharded:
     def _nominal(self) -> Mapping[str, int]:
         from eqfuse.compiler import nominal_extents
 
-        return self._place.extents if self._place is not None else nominal_extents(self.kernel.program)
+        return self._place.extents if self._place is not None else nominal_extents(self.program)
 
     def explain(self, strategy: str | None = None) -> str:
         """The steps of every rank, of the last call's strategy or of another one."""
