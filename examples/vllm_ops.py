@@ -76,13 +76,18 @@ class RotaryEmbedding(rotary_embedding.RotaryEmbedding):
     forward_cuda = forward_hip = forward_xpu = forward_cpu = forward_oot
 
     def _turned(self, x: Tensor, turns: Tensor) -> Tensor:
-        cos, sin = turns.to(x.dtype).chunk(2, -1)
         heads = x.reshape(turns.shape[0], -1, self.head_size)
         turning, staying = heads.tensor_split([self.rotary_dim], -1)
-        pairs = (2, -1) if self.is_neox_style else (-1, 2)
-        turned = ROTARY[not self.is_neox_style](
-            x=turning.reshape(*turning.shape[:-1], *pairs), cos=cos, sin=sin
-        ).flatten(-2)
+        pairs, twice = ((2, -1), -2) if self.is_neox_style else ((-1, 2), -1)
+        cos, sin = (
+            half.unsqueeze(twice).expand(-1, *(2 if size == 2 else -1 for size in pairs)).unsqueeze(0)
+            for half in turns.to(x.dtype).chunk(2, -1)
+        )
+        turned = (
+            ROTARY[not self.is_neox_style](x=turning.unflatten(-1, pairs).unsqueeze(0), cos=cos, sin=sin)
+            .squeeze(0)
+            .flatten(-2)
+        )
         return (torch.cat((turned, staying), -1) if staying.shape[-1] else turned).reshape(x.shape)
 
 

@@ -439,7 +439,8 @@ def test_a_process_that_ends_while_it_compiles_leaves_no_file(own_cache: Path) -
 @pytest.mark.slow
 def test_an_axis_too_long_for_positions_of_32_bits_is_run_by_torch_calls() -> None:
     """`i * 100` has 32 bits in C++ up to 2**24 positions; no tensor has the axis."""
-    kernel = eq.compile("y = sum[i](where(i * 100 >= 0, 1, 0))", target="cpu", native="wait", verify=False)
+    source = "y = sum[i](where(i * 100 >= 0, 1, 0))"
+    kernel = eq.compile(source, target="cpu", native="wait", prefer="resident", verify=False)
     assert kernel(sizes={"i": 1000}) == 1000 and kernel.plan.code == "C++"
     assert kernel(sizes={"i": 2**25}) == 2**25
     assert kernel.plan.code == f"torch calls: axis i has {2**25} positions, of {2**30 // 100} in C++"

@@ -23,6 +23,7 @@ from eqfuse.rules.states import name_states
 from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.folds import rank_axes, ranks_of
 from eqfuse.terms.functions import CASTS
+from eqfuse.terms.masks import zero_without
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -615,9 +616,12 @@ class Partition:
         return shared
 
     def _is_made_of_sums(self, factor: Expr, axis: str) -> bool:
-        """Whether a factor has a sum of its own at each position of an axis, and no more positions than a tensor that it reads."""
+        """Whether a factor has a sum of its own at each position of an axis, and no more positions than a tensor that it reads. One that a
+        mask makes 0 stays in the loop that the mask cuts: who reads what is stored knows of no mask."""
         inside = (inner for inner in frontier(factor) if inner.axis != axis and axis in free_axes(inner))
-        return any(inner.op == "sum" for inner in inside) and not self._expands(factor)
+        if not any(inner.op == "sum" for inner in inside) or self._expands(factor):
+            return False
+        return not any(zero_without(factor, lambda condition: axis in free_axes(condition)))
 
     def _multiplied_in(self, product: Product, factor: Expr, axis: str) -> str | None:
         """The narrow dtype to which a matrix product rounds a computed factor: that of its other operand, where that is loaded. None

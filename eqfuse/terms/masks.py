@@ -59,6 +59,14 @@ def is_mask(program: Program, condition: Expr) -> bool:
     return _Masks(program, {}).is_mask(condition)
 
 
+def zero_without(expr: Expr, asked: Callable[[Expr], bool]) -> Iterator[Expr]:
+    """Of the conditions in an expression that are asked for, outside of reductions, those without which it is 0, negated where it is 0 with them."""
+    for condition in filter(asked, dict.fromkeys(_conditions(expr))):
+        for value in (False, True):
+            if is_zero_without(expr, condition, value):
+                yield call("not", condition) if value else condition
+
+
 class _Masks:
     def __init__(self, program: Program, values: Mapping[str, Expr]) -> None:
         self._integers = frozenset(program.integers)
@@ -128,13 +136,7 @@ class _Masks:
     def _zeros(self, factor: Expr, axis: str) -> dict[Expr, None]:
         """Masks along the axis without which a factor is 0."""
         written = self._written(factor, axis)
-        found: dict[Expr, None] = {}
-        for condition in dict.fromkeys(_conditions(written)):
-            if axis in free_axes(condition) and self.is_mask(condition):
-                for value in (False, True):
-                    if is_zero_without(written, condition, value):
-                        found.setdefault(call("not", condition) if value else condition)
-        return found
+        return dict.fromkeys(zero_without(written, lambda c: axis in free_axes(c) and self.is_mask(c)))
 
     def _written(self, expr: Expr, axis: str) -> Expr:
         """With values along the axis replaced by what they are; the others are the same whatever the mask is."""
