@@ -429,7 +429,7 @@ def shaped(program: Program) -> dict[str, list[str]]:
 
 
 def timed(
-    calls: Mapping[str, Callable[[dict[str, Any]], T]], given: Sequence[dict[str, Any]], on_gpu: bool
+    calls: Mapping[str, Callable[[dict[str, Any]], Any]], given: Sequence[dict[str, Any]], on_gpu: bool
 ) -> dict[str, float]:
     """Milliseconds of one call of each, in turns: medians."""
     seconds: dict[str, list[float]] = {what: [] for what in calls}

@@ -25,7 +25,8 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many batches, tokens, features, words, features of words, heads (of keys: half of them), queries and keys, pairs and answers there are."""
+    """How many batches, tokens, features, words, features of words, heads (of keys: half of them), queries and keys, pairs and answers there are; features
+    of heads, of heads with rotary positions, and positions of linear attention."""
 
     B: int = 2
     T: int = 7
@@ -36,6 +37,9 @@ class Sizes:
     I: int = 6
     J: int = 9
     P: int = 6
+    E: int = 8
+    R: int = 16
+    L: int = 9
 
 
 HELD = frozenset(
@@ -57,7 +61,9 @@ HELD = frozenset(
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    """On the default device."""
+    device = torch.get_default_device()
+    return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed + sum(shape)), device=device)
 
 
 def rms(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -193,18 +199,16 @@ def wanted(
 
 
 def cases(sizes: Sizes) -> dict[str, Case]:
-    """Every program of the library that torch can compute, some of them with several options."""
-    B, T, D, V, C, H, I, J, P = (
-        getattr(sizes, name) for name in ("B", "T", "D", "V", "C", "H", "I", "J", "P")
-    )
-    labels = torch.randint(V, (T,), generator=torch.Generator().manual_seed(0))
+    """Every program of the library that torch can compute, some of them with several options, on the default device."""
+    B, T, D, V, C, H, I, J, P, E, R, L = (getattr(sizes, name) for name in "BTDVCHIJPERL")
+    labels = torch.randint(V, (T,), generator=torch.Generator(torch.get_default_device()).manual_seed(0))
     labels[2::5] = -100
     ids = labels.clamp(0)
     causal = torch.ones(I, J, dtype=torch.bool).tril(J - I)
     near = causal & ~torch.ones(I, J, dtype=torch.bool).tril(J - I - 3)
-    E = 64 if D > 64 else 8
     heads = {"q": drawn(B, H, I, E), "k": drawn(B, H // 2, J, E, seed=1), "v": drawn(B, H // 2, J, E)}
     square = {**heads, "q": drawn(B, H, J, E)}
+    linear = {"q": drawn(B, H, L, E), "k": drawn(B, H // 2, L, E, seed=1), "v": drawn(B, H // 2, L, E)}
     documents = torch.stack([torch.arange(J) * (b + 1) // J for b in range(B)])
     same = (documents[:, :, None] == documents[:, None])[:, None] & torch.ones(J, J, dtype=torch.bool).tril()
     lengths = torch.tensor([J - b * (J // (2 * B)) for b in range(B)])
@@ -220,7 +224,7 @@ def cases(sizes: Sizes) -> dict[str, Case]:
     x, w, angles = (
         {"x": drawn(B, T, D)},
         {"w": drawn(D)},
-        {"cos": drawn(T, D // 2), "sin": drawn(T, D // 2, seed=1)},
+        {"cos": drawn(T, R // 2), "sin": drawn(T, R // 2, seed=1)},
     )
     both = {**x, "residual": drawn(B, T, D, seed=1), **w}
     gated = {"gate": drawn(B, T, D), "up": drawn(B, T, D, seed=1)}
@@ -280,10 +284,10 @@ def cases(sizes: Sizes) -> dict[str, Case]:
             {"approximate": True},
             lambda gate: F.gelu(gate[:, :D], approximate="tanh") * gate[:, D:],
         ),
-        "rotary": (ops.rotary, {"x": drawn(B, H, T, D), **angles}, {}, turned),
+        "rotary": (ops.rotary, {"x": drawn(B, H, T, R), **angles}, {}, turned),
         "rotary of neighbours": (
             ops.rotary,
-            {"x": drawn(B, H, T, D), **angles},
+            {"x": drawn(B, H, T, R), **angles},
             {"interleaved": True},
             neighbours,
         ),
@@ -407,16 +411,16 @@ def cases(sizes: Sizes) -> dict[str, Case]:
             {"sigmoid": True, "causal": True},
             lambda q, k, v: by_sigmoids(q, k, v, causal),
         ),
-        "linear attention": (ops.linear_attention, square, {}, unsquashed),
+        "linear attention": (ops.linear_attention, linear, {}, unsquashed),
         "Performer": (
             ops.linear_attention,
-            {**square, "q": square["q"].abs(), "k": square["k"].abs()},
+            {**linear, "q": linear["q"].abs(), "k": linear["k"].abs()},
             {"normalised": True},
             lambda q, k, v: unsquashed(q, k, v, normalised=True),
         ),
         "RetNet": (
             ops.linear_attention,
-            {**square, "decay": -0.1 * drawn(H).abs()},
+            {**linear, "decay": -0.1 * drawn(H).abs()},
             {"scale": 0.5},
             lambda q, k, v, decay: (
                 0.5
@@ -424,20 +428,20 @@ def cases(sizes: Sizes) -> dict[str, Case]:
                     q,
                     k,
                     v,
-                    (torch.arange(J, device=q.device)[:, None] - torch.arange(J, device=q.device))
+                    (torch.arange(L, device=q.device)[:, None] - torch.arange(L, device=q.device))
                     * decay[:, None, None],
                 )
             ),
         ),
         "Mamba-2": (
             ops.linear_attention,
-            {**square, "gate": -0.1 * drawn(B, H, J).abs()},
+            {**linear, "gate": -0.1 * drawn(B, H, L).abs()},
             {},
             lambda q, k, v, gate: unsquashed(q, k, v, apart(gate)),
         ),
         "gated linear attention": (
             ops.linear_attention,
-            {**square, "gates": -0.1 * drawn(B, H, J, E).abs()},
+            {**linear, "gates": -0.1 * drawn(B, H, L, E).abs()},
             {},
             lambda q, k, v, gates: unsquashed(q, k, v, apart(gates)),
         ),
