@@ -140,10 +140,12 @@ def recorded(record: Callable[[str], object]) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line of a report."""
+    """An error as one line of a report: the first line of its text, and the last of one from elsewhere, where processes say what they raised."""
     text = str(error).strip().splitlines()
     first = text[0] if text else "no message"
-    return first if isinstance(error, EqfuseError) else f"{type(error).__name__}: {first}"
+    if isinstance(error, EqfuseError):
+        return first
+    return f"{type(error).__name__}: {first}" + (f" … {text[-1]}" if len(text) > 1 else "")
 
 
 def geometric_mean(values: Iterable[float]) -> float:

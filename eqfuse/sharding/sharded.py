@@ -123,7 +123,7 @@ class Kept(dict[Any, Any]):
 class Sharded:
     """A `kernel` over several ranks of a `mesh`, of which `ranks` has the number of each dimension. `strategies` are the step sequences that the program has,
     `refused` why it has not others; `plan` is that of the last call, `certificate` what was verified of it. `sharding` says which axes are sharded;
-    `layout`, `link` and `equal` are those that `eq.shard` was given, or chose."""
+    `layout`, `link` and `equal` are those that `eq.shard` was given, or chose; `asked` is the strategy that it was given."""
 
     kernel: Kernel
     mesh: Mesh
