@@ -24,6 +24,8 @@ ATTENTION = """
     """
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
 SHIFTED = "n: i32\ny[i] = sum[j](where(j < n, x[i,j], 0)) * a + N(j)"
+MOVED = "y[i,j] = x[i+1,j] * 2 - 1"
+"""The extent of its axis is said by the shape of a tensor that the axis moves along."""
 
 
 def attention(length: int) -> dict[str, Any]:
@@ -34,6 +36,7 @@ INPUTS: Mapping[str, Callable[[int, int], dict[str, Any]]] = {
     ATTENTION: lambda length, rows: attention(length),
     SOFTMAX: lambda length, rows: {"x": torch.randn(rows, length)},
     SHIFTED: lambda length, rows: {"x": torch.randn(length, rows).T, "n": length - rows, "a": 0.5 * rows},
+    MOVED: lambda length, rows: {"x": torch.randn(length, rows)},
 }
 
 
@@ -55,7 +58,7 @@ def test_new_lengths_go_straight_to_what_was_compiled(gpu: Gpu, prefer: str) -> 
     assert first == 65 and last in [128 << leap for leap in LEAPS[1:]]
 
 
-@pytest.mark.parametrize("source", [ATTENTION, SOFTMAX, SHIFTED])
+@pytest.mark.parametrize("source", [*INPUTS])
 def test_what_is_one_class_is_one_binary_of_triton(
     source: str, binaries: set[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,10 @@ class _Layout:
 
     is_cuda = False
 
-    def __init__(self, device: torch.device, strides: tuple[int, ...], span: int) -> None:
-        self.device, self._strides, self.span = device, strides, span
+    def __init__(
+        self, device: torch.device, shape: tuple[int, ...], strides: tuple[int, ...], span: int
+    ) -> None:
+        self.device, self.shape, self._strides, self.span = device, shape, strides, span
 
     def stride(self) -> tuple[int, ...]:
         return self._strides
@@ -40,12 +42,12 @@ class _Layout:
 def _given(tensor: torch.Tensor) -> _Layout:
     strides = tensor.stride()
     span = sum([(n - 1) * step for n, step in zip(tensor.shape, strides, strict=True)])
-    return _Layout(tensor.device, strides, span)
+    return _Layout(tensor.device, tensor.shape, strides, span)
 
 
 def _made(shape: tuple[int, ...], device: torch.device) -> _Layout:
     strides = contiguous(shape)
-    return _Layout(device, strides, shape[0] * strides[0] - 1 if shape else 0)
+    return _Layout(device, shape, strides, shape[0] * strides[0] - 1 if shape else 0)
 
 
 class _Sizes(dict[str, int]):
