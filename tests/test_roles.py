@@ -200,9 +200,9 @@ BIASED = """
 REFUSED = {
     "products of f32": (NORMED.replace("f16", "f32"), {}, True),
     "assume_finite=True": (BIASED, {**HALF, "B": "f16"}, False),
-    "kernel2: products of f32": (
-        WORKLOADS["global_prefill"].source,
-        {"Q": "f32", "K": "f32", "V": "f32"},
+    "kernel1: no loop multiplies matrices; kernel2: products of f32": (
+        "y[i] = sum[k](x[i,k])\nz[n,m] = sum[k](v[n,k] * w[m,k])\nreturn y, z",
+        {"x": "f16", "v": "f32", "w": "f32"},
         True,
     ),
     "no loop multiplies matrices": ("y[i] = sum[k](x[i,k])", {"x": "f16"}, True),
