@@ -84,7 +84,9 @@ class RotaryEmbedding(rotary_embedding.RotaryEmbedding):
             for half in turns.to(x.dtype).chunk(2, -1)
         )
         turned = (
-            ROTARY[not self.is_neox_style](x=turning.unflatten(-1, pairs).unsqueeze(0), cos=cos, sin=sin)
+            ROTARY[not self.is_neox_style](
+                x=turning.reshape(*turning.shape[:-1], *pairs).unsqueeze(0), cos=cos, sin=sin
+            )
             .squeeze(0)
             .flatten(-2)
         )
