@@ -197,8 +197,7 @@ class _Priced:
     def _matrix_rate(self, product: MatrixProduct) -> float:
         """Operations a second, fewer where a block has too few rows for the instruction."""
         device, shape, residuals = self.device, self.cost.shape, self.device.residuals
-        sides = product.contraction.left.load, product.contraction.right.load
-        if not shape.is_half_product(product.node, *sides):
+        if not shape.is_half_product(product.node, product.contraction):
             return device.matrix_float
         rate = device.matrix_half * (residuals.narrow_rate if shape.is_narrow(product.node) else 1)
         full = rows(product.contraction, self.blocks) >= device.rows

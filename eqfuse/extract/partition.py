@@ -632,7 +632,7 @@ class Partition:
         if found is None or not (found.rows and found.columns):
             return None
         other = found.right if factor in found.left.over else found.left
-        dtype = self.dtypes.get(other.load.tensor, "f32") if other.load is not None else "f32"
+        dtype = self.dtypes.get(other.read.tensor, "f32") if other.read is not None else "f32"
         if dtype not in HALF or "f64" in self.dtypes.values():
             return None
         return "bf16" if dtype in FLOAT8 else dtype

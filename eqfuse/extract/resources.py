@@ -134,7 +134,7 @@ def _operand_bytes(
         axis = product.contraction.axis
         stepped = blocks.get(axis, 1) < shape.extents.get(axis, 1)
         left, right = product.left, product.right
-        is_half = shape.is_half_product(product.node, left.load, right.load)
+        is_half = shape.is_half_product(product.node, product.contraction)
         width = 1 if shape.is_narrow(product.node) else 2 if is_half else 4
         # a computed left one is in registers, where each warp has rows of its own
         passes = bool(units) and rows(product.contraction, blocks) <= WARPGROUP_ROWS
@@ -299,7 +299,7 @@ def held(kernel: Kernel, blocks: Mapping[str, int], device: Device, shape: Shape
     }
     passing, unrolled = 0.0, []
     for product in products(kernel):
-        half = shape.is_half_product(product.node, product.left.load, product.right.load)
+        half = shape.is_half_product(product.node, product.contraction)
         stepped = blocks.get(product.contraction.axis, 1) < shape.extents.get(product.contraction.axis, 1)
         sums = product.contraction.apart
         if stepped and product.contraction.axis not in loops:  # its sums are carried from step to step

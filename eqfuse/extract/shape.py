@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from eqfuse.loops.contraction import Contraction
 from eqfuse.terms.dtypes import BYTES, FLOAT8, INTEGERS
 from eqfuse.terms.nodes import Expr, Load, walk
 
@@ -43,13 +44,14 @@ class Shape:
         reals = self._reals(expr)
         return bool(reals) and reals <= set(HALF)
 
-    def is_half_product(self, node: Expr, left: Load | None, right: Load | None) -> bool:
+    def is_half_product(self, node: Expr, found: Contraction) -> bool:
         """Whether the operands of a matrix product are multiplied in half precision: of half precision are all tensors that
-        it reads, or one operand that is a load, and the other one is computed, which is rounded to that."""
+        it reads, or each operand whose elements are those of a tensor or 0; one that is computed is rounded to that."""
         if self.is_half(node):
             return True
-        loads = [load for load in (left, right) if load is not None]
-        return len(loads) == 1 and self.dtypes.get(loads[0].tensor, "f32") in HALF
+        sides = found.left.read, found.right.read
+        read = {self.dtypes.get(load.tensor, "f32") for load in sides if load is not None}
+        return len(read) == 1 and read <= set(HALF)
 
     def _reals(self, expr: Expr) -> frozenset[str]:
         """The dtypes of the reals that an expression reads."""

@@ -357,8 +357,9 @@ def _tiled_axes(
             if any(a in whole or a in found or a in packed for a in side):
                 continue
             options = [a for a in (*usage.parallel, *usage.loops) if a in side and a not in usage.single]
-            wide = [a for a in options if shape.extents[a] > 1] or options
-            if wide:
+            extents = {a: shape.extents[a] for a in options}
+            wide = [a for a in options if extents[a] >= LEAST] or [a for a in options if extents[a] > 1]
+            if wide := wide or options:
                 axis, limit = wide[-1], limits[wide[-1]]
                 is_rows = side is c.rows and axis in usage.parallel
                 if overlaps and is_rows and device.rows <= 2 * limit:

@@ -80,6 +80,11 @@ class Product:
             case _:
                 return None
 
+    @property
+    def read(self) -> Load | None:
+        """The load of whose elements and 0 the product is made: `load`, also under masks (`where(mask, load, 0)`)."""
+        return read_under_masks(self.over[0]) if len(self.over) == 1 and not self.under else None
+
 
 def _nothing(_: Local) -> None:
     return None
@@ -101,6 +106,18 @@ def factors(expr: Expr, look: Look = _nothing) -> Product:
             if isinstance(definition, Call) and definition.fn in ("mul", "div", "neg"):
                 return factors(definition, look)
     return Product((expr,))
+
+
+def read_under_masks(expr: Expr) -> Load | None:
+    """The load that an expression is, but for masks under which it is 0; None where it is computed."""
+    while True:
+        match expr:
+            case Load():
+                return expr
+            case Call("where", (_, value, Const(0))):
+                expr = value
+            case _:
+                return None
 
 
 def unmasked(factor: Expr, axes_of: AxesOf) -> tuple[Expr, Expr | None]:

@@ -13,7 +13,15 @@ from contextlib import contextmanager
 from functools import partial
 
 from eqfuse.loops import nodes as loops
-from eqfuse.loops.contraction import Contraction, Product, as_written, contraction, factors, scaled
+from eqfuse.loops.contraction import (
+    Contraction,
+    Product,
+    as_written,
+    contraction,
+    factors,
+    read_under_masks,
+    scaled,
+)
 from eqfuse.loops.guards import Guards, follows
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
@@ -42,7 +50,7 @@ from eqfuse.terms.nodes import (
 from eqfuse.terms.promises import read_along
 from eqfuse.terms.ranges import difference, linear
 from eqfuse.tile.check import TileError
-from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity, result_dtype
+from eqfuse.tile.dtypes import INTEGERS, NARROW, dot_dtype, identity, result_dtype
 from eqfuse.tile.lower.builder import Binding, Builder
 from eqfuse.tile.lower.dot import DotRules
 from eqfuse.tile.lower.reads import Reads, is_position, is_quotient, is_shift, may_be_outside
@@ -517,8 +525,8 @@ class Expressions:
     def _dot(self, plan: Contraction, axis: str, accumulator: Value | None, hint: str) -> Value | None:
         """The dot; None where a guard of an access has widened an operand by dims of the other one."""
         build = self._build
-        left = self.value(self._without(plan.left.expr(), plan.left_masks))
-        right = self.value(self._without(plan.right.expr(), plan.right_masks))
+        left = self._as_stored(plan.left, self.value(self._without(plan.left.expr(), plan.left_masks)))
+        right = self._as_stored(plan.right, self.value(self._without(plan.right.expr(), plan.right_masks)))
         left_dims, right_dims = (*plan.batch, *plan.rows, axis), (*plan.batch, axis, *plan.columns)
         if not (set(left.dims) <= set(left_dims) and set(right.dims) <= set(right_dims)):
             return None
@@ -537,6 +545,16 @@ class Expressions:
             self._mask_of(plan.right_masks, right_dims),
         )
         return build.emit(op, plan.dims, build.accumulate, hint or "dot")
+
+    def _as_stored(self, side: Product, value: Value) -> Value:
+        """One side of a dot in the narrow dtype of the tensor whose elements, or 0, it is made of."""
+        load = read_under_masks(self._written(side.expr()))
+        dtype = None if load is None else self._types.tensors[load.tensor]
+        if dtype not in NARROW or value.dtype == dtype:
+            return value
+        value = self._build.cast(value, dtype)
+        self._loaded.add(value.name)
+        return value
 
     def _without(self, operand: Expr, masks: Sequence[Expr]) -> Expr:
         """One side of a dot with 0 times itself where its masks are false and it is not that by itself."""
