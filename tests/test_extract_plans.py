@@ -276,6 +276,14 @@ O[b,h,i,e] = sum[f](q[b,h,i,f] * A[b,h,f,e]) / z[b,h,i]
 """
 
 
+@pytest.mark.parametrize(("heads", "rows"), [(4, "i"), (64, "h")])
+def test_rows_of_a_product_are_along_an_axis_that_tensor_cores_fill(heads: int, rows: str) -> None:
+    source = "y[i,h,e] = sum[k](x[i,h,k] * w[k,e])"
+    (config,) = compiled(source, {"i": 2048, "h": heads, "e": 64, "k": 64}, "sm_90").chosen.plan.configs
+    sizes = {block.axis: block.size for block in config.blocks}
+    assert {axis for axis in "ih" if sizes[axis] > 1} == {rows}
+
+
 @pytest.mark.parametrize("extent", [1, 8, 64, 256])
 @pytest.mark.parametrize("source", [SOFTMAX, ATTENTION, GEMM, FEATURES])
 @pytest.mark.slow(but=["A[i,k]"])

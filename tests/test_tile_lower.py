@@ -213,6 +213,13 @@ def test_operand_dtypes() -> None:
     assert operands(computed, source, {"A": "f32", "B": "f16"}) == ("f16", "f16")
     assert operands(computed, source, {"A": "f32", "B": "f32"}) == ("f32", "f32")
     assert operands(computed, source, {"A": "f32", "B": "f8e4m3"}) == ("bf16", "bf16")
+    kept = call("where", call("gt", load("t", "k"), Const(0)), b, Const(0))
+    masked, source = (
+        call("mul", call("exp", a), kept),
+        "C[m,n] = sum[k](exp(A[m,k]) * where(t[k] > 0, B[k,n], 0))",
+    )
+    assert operands(masked, source, {"A": "f32", "B": "bf16", "t": "f32"}) == ("bf16", "bf16")
+    assert operands(masked, source, {"A": "f32", "B": "f32", "t": "f32"}) == ("f32", "f32")
     cast = call("mul", call("f8e4m3", call("exp", a)), b)
     source = "C[m,n] = sum[k](f8e4m3(exp(A[m,k])) * B[k,n])"
     assert operands(cast, source, {"A": "f32", "B": "f8e4m3"}) == ("f8e4m3", "f8e4m3")

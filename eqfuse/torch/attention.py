@@ -36,16 +36,22 @@ S[b,h,i,j] = sum[d](Q[b,h,i,d] * K[b,h//g,j,d]) * scale
 {mask}
 m[b,h,i] = max[j](T[b,h,i,j])
 P[b,h,i,j] = exp(T[b,h,i,j] - m[b,h,i])
-O[b,i,h,e] = where(m[b,h,i] == -inf, 0, sum[j](P[b,h,i,j] / sum[j](P[b,h,i,j]) * V[b,h//g,j,e]))
+O[b,i,h,e] = {row}
 return O
 """
+
+ROW = "sum[j](P[b,h,i,j] / sum[j](P[b,h,i,j]) * V[b,h//g,j,e])"
+
+MAY_BE_EMPTY = ("truth", "added")
+"""Masks that may leave nothing of a row, which is 0 then. The others leave its first position at least."""
 
 
 @lru_cache(maxsize=64)
 def kernel_for(mask: str, groups: int, is_capped: bool) -> Kernel:
     """The kernel of attention under a kind of mask, for so many heads of queries to one of keys. A row of which the mask
     leaves nothing is 0."""
-    source = PROGRAM.format(cap=CAPS[is_capped], mask=MASKS[mask]).strip()
+    row = f"where(m[b,h,i] == -inf, 0, {ROW})" if mask in MAY_BE_EMPTY else ROW
+    source = PROGRAM.format(cap=CAPS[is_capped], mask=MASKS[mask], row=row).strip()
     return compiled(source, scalars={"g": groups})  # type: ignore[no-any-return]
 
 
