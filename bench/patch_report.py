@@ -105,11 +105,12 @@ Way = Callable[[nn.Module], AbstractContextManager[tuple[Callable[..., Any], str
 
 def run(options: Options, report: Report) -> None:
     """Failures: a patched model that does not run, outputs farther from the exact ones than the unpatched model's, losses that are other ones."""
+    names = chosen_names(options.only, tuple(SHAPES))
     import transformers
 
     os.environ.setdefault("EQFUSE_NATIVE", "wait")  # what is timed is C++
     started = time.perf_counter()
-    for name in chosen_names(options.only, tuple(SHAPES)):
+    for name in names:
         model = built(transformers, SHAPES[name], options)
         batches = drawn(model, options)
         exact = outputs(_exact(model), batches[0])
