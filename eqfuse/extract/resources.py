@@ -284,7 +284,7 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
 def held(kernel: Kernel, blocks: Mapping[str, int], device: Device, shape: Shape) -> Held:
     """What threads hold at once: what loops carry, the widest values that are computed, and operands of matrix products
     that pass through registers on their way to shared memory. Without tensor cores (float32) both operands are unrolled into them: a part
-    at a time where loops load both, whole where one is computed, or loaded once (ptxas, sm_90, 4 and 8 warps)."""
+    at a time where loops load both, else the share of them that `_unrolled_share` says."""
     loops = {stmt.axis for stmt in kernel.body if isinstance(stmt, Loop)}
     states = [
         kernel_axes(kernel).of(Local(value.name, value.dims))
