@@ -23,7 +23,7 @@ from torch import Tensor
 
 import eqfuse as eq
 from bench.decoder import SHAPES, Decoder
-from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line, shown
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, in_one_line, one_line, shown
 from eqfuse.torch.backend import eqfuse as backend
 
 TITLE = "Decoders with random weights"
@@ -69,8 +69,7 @@ def run(options: Options, report: Report) -> None:
             _time(rows, ready, tokens)
             for row in rows:
                 report.add(row)
-                texts = (f"{column.heading} {text}" for column in COLUMNS if (text := column.cell(row)))
-                print(", ".join(texts), flush=True)
+                print(in_one_line(row, COLUMNS), flush=True)
             if len(rows) < len(list(_ways(options))):
                 report.summary.append(f"{name}, batch {batch}: not every way was begun: out of time")
                 return _compare(report)

@@ -17,7 +17,7 @@ import torch
 
 from bench.algebra_report import timed
 from bench.library import HELD, Case, Sizes, cases, drawn
-from bench.report import Column, Options, Report, chosen_names, geometric_mean, recorded, shown
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, in_one_line, recorded, shown
 from bench.training_report import series
 
 TITLE = "The library of programs"
@@ -68,8 +68,7 @@ def run(options: Options, report: Report) -> None:
         with recorded(report.failing(name)):
             row = row_of(name, every[name], options)
             report.add(row)
-            texts = (f"{column.heading} {text}".strip() for column in COLUMNS if (text := column.cell(row)))
-            print(", ".join(texts), flush=True)
+            print(in_one_line(row, COLUMNS), flush=True)
     for row in report.rows:
         if not row["verified"]:
             report.failures.append(f"{row['program']}: it is not verified")

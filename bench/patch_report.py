@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import eqfuse as eq
-from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line, shown
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, in_one_line, one_line, shown
 
 TITLE = "Patched models in training"
 COLUMNS = (
@@ -130,8 +130,7 @@ def run(options: Options, report: Report) -> None:
                 losses = losses or row["losses"]
                 row["apart"] = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], losses, strict=True))
             report.add(row)
-            texts = (f"{column.heading} {text}".strip() for column in COLUMNS if (text := column.cell(row)))
-            print(", ".join(texts), flush=True)
+            print(in_one_line(row, COLUMNS), flush=True)
             if row.get("done"):
                 print(row["done"], flush=True)
             gc.collect()

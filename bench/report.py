@@ -130,6 +130,11 @@ def chosen_names(only: str | None, names: Sequence[str]) -> list[str]:
     return found
 
 
+def in_one_line(row: Mapping[str, Any], columns: Iterable[Column]) -> str:
+    """What the columns say of a row, as one line: for reports that print each row as it comes."""
+    return ", ".join(f"{column.heading} {text}".strip() for column in columns if (text := column.cell(row)))
+
+
 @contextmanager
 def recorded(record: Callable[[str], object]) -> Iterator[None]:
     """Hand what breaks inside to `record` as one line: a benchmark goes on, and reports it as a failure."""

@@ -18,7 +18,7 @@ import torch._functorch.config
 from torch import Tensor
 
 import eqfuse as eq
-from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line, shown
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, in_one_line, one_line, shown
 from bench.training_cells import Cell, Function, cells
 
 TITLE = "Forward and backward under autograd, beside torch"
@@ -115,14 +115,10 @@ def measure(cell: Cell, options: Options, dtype: torch.dtype, report: Report) ->
         else:
             errors[name] = row["error"]
         report.add(row)
-        print(f"{cell.name} {name}: {_line(row)}", flush=True)
+        print(f"{cell.name} {name}: {in_one_line(row, COLUMNS[2:])}", flush=True)
     least = min((error for name, error in errors.items() if name != "eqfuse"), default=0.0)
     if errors.get("eqfuse", 0.0) > ERRORS * max(least, torch.finfo(dtype).eps):
         report.failures.append(f"{cell.name}: an error of {errors['eqfuse']:.1e}, torch's is {least:.1e}")
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{column.heading} {text}" for column in COLUMNS[2:] if (text := column.cell(row)))
 
 
 def _timed(

@@ -79,17 +79,12 @@ class RotaryEmbedding(rotary_embedding.RotaryEmbedding):
         heads = x.reshape(turns.shape[0], -1, self.head_size)
         turning, staying = heads.tensor_split([self.rotary_dim], -1)
         pairs, twice = ((2, -1), -2) if self.is_neox_style else ((-1, 2), -1)
+        features = turning.reshape(1, *turning.shape[:-1], *pairs)
         cos, sin = (
-            half.unsqueeze(twice).expand(-1, *(2 if size == 2 else -1 for size in pairs)).unsqueeze(0)
+            half.unsqueeze(twice).expand(-1, *features.shape[-2:]).unsqueeze(0)
             for half in turns.to(x.dtype).chunk(2, -1)
         )
-        turned = (
-            ROTARY[not self.is_neox_style](
-                x=turning.reshape(*turning.shape[:-1], *pairs).unsqueeze(0), cos=cos, sin=sin
-            )
-            .squeeze(0)
-            .flatten(-2)
-        )
+        turned = ROTARY[not self.is_neox_style](x=features, cos=cos, sin=sin).squeeze(0).flatten(-2)
         return (torch.cat((turned, staying), -1) if staying.shape[-1] else turned).reshape(x.shape)
 
 
