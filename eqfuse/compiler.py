@@ -25,6 +25,7 @@ from eqfuse.extract.candidates import Candidate, PlanSearch, by_cost, of_form, p
 from eqfuse.extract.cost import sort_seconds
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
+from eqfuse.loops.contraction import tiled_axes
 from eqfuse.loops.plan import SCANS, SCHEDULES, WAYS, Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.lowered import faults, in_roles, lower_nest
@@ -262,7 +263,16 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
     search = PlanSearch(derived.program, asked.dtypes, asked.device, derived.nests)
     same, dtypes = alike(derived.program), {**program_dtypes(derived.program), **asked.dtypes}
     idle, stem = asked.device.sms // IDLE, stem_of(derived.program)
-    partition = Partition(derived.order, asked.extents, same, dtypes, few=idle, stem=stem)
+    partition = Partition(
+        derived.order,
+        asked.extents,
+        same,
+        dtypes,
+        few=idle,
+        stem=stem,
+        tiled=tiled_axes(output.expr for output in derived.outputs),
+        layouts=tuple(output.axes for output in derived.program.outputs),
+    )
     if derived.over is not None:
         if asked.prefer != "multi_pass":
             raise derived.over

@@ -50,6 +50,38 @@ def test_attention_saves_a_log_sum_exp_and_its_output() -> None:
     assert "max" not in made.backward
 
 
+TRANSPOSED = CAUSAL.replace("O[b,h,i,e]", "O[b,i,h,e]")
+"""What a model's next product reads is laid out by positions, then heads."""
+
+
+def test_what_is_saved_is_contiguous_along_the_axes_of_tiles() -> None:
+    """Whatever the layout of the output is."""
+    made = saved(TRANSPOSED)
+    assert made.forward.endswith("lse[b, h, i] = max_T[b, h, i] + log(sum_P[b, i, h])\nreturn O, lse")
+    assert "exp(T[b, h, i, j] - lse[b, h, i])" in made.backward
+    assert "assert T[b, h, i, j] <= lse[b, h, i]" in made.backward
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_backward_of_a_transposed_output_has_roles(groups: int) -> None:
+    """Statistics that kernels store for one another are contiguous along tiles, and partial sums of heads that share keys along features."""
+    source = TRANSPOSED if groups == 1 else TRANSPOSED.replace("[b,h,j,", "[b,h//4,j,")
+    heads = "h" if groups == 1 else "k"
+    shapes = {"Q": "b,h,i,d", "K": f"b,{heads},j,d", "V": f"b,{heads},j,e"}
+    declared = "".join(f"{name}: bf16[{axes}]\n" for name, axes in shapes.items())
+    kernel = eq.compile(declared + source.strip(), target="h200", verify=False)
+    gradient = kernel.gradient(ALL, ALL, alike=True, dtypes=dict.fromkeys(ALL, torch.bfloat16))
+    sizes = {"b": 4, "h": 16, "i": 2048, "j": 2048, "d": 128, "e": 128, "k": 16 // groups}
+    plan = gradient.planned(sizes, {"dO": "bf16"}).plan
+    stored = {output.name: output.axes for each in plan.kernels for output in each.outputs}
+    assert stored["stored1"] == ("b", "h", "i")
+    if groups > 1:
+        assert ("b", "k", "h_rest", "j", "d") in stored.values()
+    assert (
+        sum(roles is not None for roles in plan.roles) == 2
+    )  # of the kernels with products: one of dQ, one of dK and dV
+
+
 def test_a_sum_that_has_a_term_twice_is_no_share() -> None:
     made = saved(
         "l[i] = sum[j](exp(x[i,j]))\nu[i,j] = x[i,j] + x[i,j] - log(l[i])\n"

@@ -17,8 +17,9 @@ from eqfuse.differentiate.polynomial import ZERO, product
 from eqfuse.differentiate.shares import Shares
 from eqfuse.differentiate.steps import Step, Steps, name_of
 from eqfuse.differentiate.text import needed_steps, text_of
+from eqfuse.loops.contraction import tiled_axes
 from eqfuse.terms.functions import CASTS
-from eqfuse.terms.nodes import REDUCTIONS, Call, Const, Expr, Load, Reduce, Tensor, call, walk
+from eqfuse.terms.nodes import REDUCTIONS, Call, Const, Expr, Load, Reduce, Tensor, call, transform, walk
 from eqfuse.terms.prefixes import Extents, scanned
 
 NOMINAL = 256
@@ -98,8 +99,12 @@ class _Saving:
         results = self._shared(results, shares)
         saved = self._chosen(results)
         given = tuple(name for name in self.by_name if name in saved)
-        at_most = [pair for pair in shares.bounded if self._reads_given(pair, results, given)]
         residuals = tuple(name for name in given if name not in self.outputs.values())
+        moved = self._moved(residuals, results)
+        self._put({step.name: _step_as(moved, step) for step in self.steps.steps})
+        results, written = ([_step_as(moved, step) for step in each] for each in (results, written))
+        bounds = [(_read_as(moved, one), _read_as(moved, other)) for one, other in shares.bounded]
+        at_most = [pair for pair in bounds if self._reads_given(pair, results, given)]
         self._put(self._rounded(results, given))
         backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most, dtypes=self.dtypes)
         # What is saved is made as the program makes it.
@@ -299,6 +304,18 @@ class _Saving:
         exponent = Call("sub", (value, limit))
         return name_of(limit) in given and any(exponent in walk(step.body) for step in needed)
 
+    def _moved(self, residuals: Sequence[str], results: Sequence[Step]) -> dict[str, tuple[int, ...]]:
+        """The dimensions of residuals in the order in which they are stored, where it is another one: contiguous along the axes of
+        tiles, in which they are read."""
+        tiled = tiled_axes(step.value for step in needed_steps(self.by_name, results))
+        moved = dict[str, tuple[int, ...]]()
+        for name in residuals:
+            axes = self.by_name[name].axes
+            order = tuple(sorted(range(len(axes)), key=lambda dimension: axes[dimension] in tiled))
+            if order != tuple(range(len(axes))):
+                moved[name] = order
+        return moved
+
     # -- costs ---------------------------------------------------------------------------------------
 
     def _extent(self, axis: str | None) -> int:
@@ -332,3 +349,22 @@ class _Saving:
     def _loops(self, step: Step) -> tuple[str, ...]:
         """The axes that a step is computed along: all prefixes of an axis are one walk."""
         return step.axes if self._is_scan(step) else step.loops
+
+
+def _read_as(moved: Mapping[str, Sequence[int]], expr: Expr) -> Expr:
+    """An expression, where values that have `moved` have their dimensions in these orders."""
+
+    def step(node: Expr) -> Expr:
+        if not (isinstance(node, Load) and node.tensor in moved):
+            return node
+        return Load(node.tensor, tuple(node.index[dimension] for dimension in moved[node.tensor]))
+
+    return transform(expr, step) if moved else expr
+
+
+def _step_as(moved: Mapping[str, Sequence[int]], step: Step) -> Step:
+    """The same of a step."""
+    order = moved.get(step.name, range(len(step.axes)))
+    return replace(
+        step, axes=tuple(step.axes[dimension] for dimension in order), body=_read_as(moved, step.body)
+    )

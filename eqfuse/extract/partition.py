@@ -34,8 +34,10 @@ from eqfuse.terms.nodes import (
     Output,
     Program,
     Reduce,
+    as_loaded,
     children,
     free_axes,
+    load_of_all,
     post_order,
     rebuild,
     reductions,
@@ -276,7 +278,8 @@ class Partition:
     at most `few` blocks would compute, which leave the device mostly idle. With `scans`, prefixes are scanned: each has a kernel
     that stores it, or the output that alone reads it; with `at_positions`, short folds beside it are made anew at each position of its
     walk, so that its states are in that kernel alone. `alike` are the extents of axes, as far as two have the same, `dtypes`
-    those of tensors and scalars. What is stored is called `stem` and a number."""
+    those of tensors and scalars. What is stored is called `stem` and a number, and is contiguous along `tiled` axes, where matrix
+    products read it in tiles; `layouts` are the axes of the program's outputs."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
@@ -291,6 +294,8 @@ class Partition:
     scans: bool = False
     at_positions: bool = False
     stem: str = "stored"
+    tiled: frozenset[str] = frozenset()
+    layouts: tuple[tuple[str, ...], ...] = ()
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
@@ -683,15 +688,19 @@ class Partition:
                     self._find_cuts(inner, parallel | {reduce.axis}, stored, seen, nested=True)
 
     def _laid_out(self, expr: Expr) -> tuple[str, ...]:
-        """The axes of what is stored, in the order of what it is made of: who reads both walks both in order."""
+        """The axes of what is stored: those of the tensor that it is made of, whose order a reader of both walks; made of several
+        tensors, those of the output that shares most with it. The axes of tiles come last, unless the axis that is contiguous in the
+        tensor is one of them."""
         free = [axis for axis in self.order if axis in free_axes(expr)]
-        for load in (node for node in walk(expr) if isinstance(node, Load)):
-            places = {
-                axis: place for place, at in reversed(list(enumerate(load.index))) for axis in free_axes(at)
-            }
-            if places.keys() >= set(free):
-                return tuple(sorted(free, key=lambda axis: places[axis]))
-        return tuple(free)
+        if load := load_of_all(expr, free):
+            axes = as_loaded(load, free)
+            if not free_axes(load.index[-1]).isdisjoint(axes):
+                return axes
+        else:
+            like = max(self.layouts, key=lambda axes: len(set(free).intersection(axes)), default=())
+            shared = iter([axis for axis in like if axis in free])
+            axes = tuple(next(shared) if axis in like else axis for axis in free)
+        return tuple(sorted(axes, key=self.tiled.__contains__))
 
     def _statistics(self, reduce: Reduce, parallel: frozenset[str]) -> list[Reduce]:
         """Reductions of the cascade of `reduce` that blocks would each compute again, although they cost little beside it: the

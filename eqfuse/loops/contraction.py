@@ -9,11 +9,11 @@ knows the blocks, and an axis of which a block has one position is no dim of a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from eqfuse.fast_dataclass import dataclass
-from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Size, call
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Size, call, free_axes, reductions
 
 AxesOf = Callable[[Expr], frozenset[str]]
 """The axes that the value of an expression depends on."""
@@ -224,6 +224,19 @@ def contraction(product: Product, axis: str, axes_of: AxesOf, ordered: Ordered) 
     return Contraction(
         axis, outside, inside, left, right, tuple(left_masks), tuple(right_masks), batch, rows, columns
     )
+
+
+def tiled_axes(exprs: Iterable[Expr]) -> frozenset[str]:
+    """The axes of the rows, the columns and the terms of matrix products, which are read in tiles along them: those over which none
+    is batched."""
+    tiled, batch = set[str](), set[str]()
+    for reduce in reductions(*exprs):
+        if reduce.op == "sum":
+            made = contraction(factors(reduce.body), reduce.axis, free_axes, lambda axes: tuple(sorted(axes)))
+            if made is not None:
+                tiled |= {reduce.axis, *made.rows, *made.columns}
+                batch.update(made.batch)
+    return frozenset(tiled - batch)
 
 
 def scaled(plan: Contraction, axes_of: AxesOf, is_rounded: bool) -> Contraction:
