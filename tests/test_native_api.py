@@ -79,6 +79,24 @@ def test_calls_after_the_compiler_go_straight_to_its_code(
     torch.testing.assert_close(kernel(x=x), x.sum(1))
 
 
+@needs.cxx
+def test_parameters_go_straight_to_their_code_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without grad, and in forward and backward of autograd."""
+    kernel = eq.compile("y[i] = sum[j](x[i,j] * w[j])", target="cpu", native="wait")
+    x, w = torch.randn(5, 7, requires_grad=True), torch.nn.Parameter(torch.randn(7))
+
+    def checked() -> None:
+        with torch.no_grad():
+            torch.testing.assert_close(kernel(x=x, w=w), x @ w)
+        found = torch.autograd.grad(kernel(x=x, w=w), (x, w), torch.ones(5))
+        torch.testing.assert_close(found, (w.detach().expand(5, 7).contiguous(), x.detach().sum(0)))
+
+    checked()
+    checked()
+    monkeypatch.setattr(NativeProgram, "__call__", lambda *_: pytest.fail("a call was looked at"))
+    checked()
+
+
 def test_the_source_is_there_before_a_call(own_cache: Path) -> None:
     kernel = eq.compile(SOFTMAX, target="cpu", native="wait", sizes={"i": 7, "j": 300})
     before = kernel.cpp

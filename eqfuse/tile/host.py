@@ -110,7 +110,10 @@ class HostProgram:
         return run
 
     def _converts(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return any(prepared(tensor, self._loaded.get(name)) is not tensor for name, tensor in tensors.items())
+        """Whether tensors are read in another dtype than theirs. One that requires grad has the same memory without."""
+        return any(
+            prepared(tensor, self._loaded.get(name)).dtype != tensor.dtype for name, tensor in tensors.items()
+        )
 
     @property
     def code(self) -> str:
