@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ Sizes = Mapping[str, int] | None
 
 CallKey = tuple[Any, ...]
 """What the checks and the launches of a call depend on: names, shapes, strides, dtypes, devices and alignment of tensors,
-integers, kinds of numbers."""
+integers, kinds of numbers, and which tensors autograd has to see."""
 
 ALIGNMENT = 15
 """The bits of an address that are 0 where loads may take 16 bytes."""
@@ -43,18 +43,28 @@ _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _SIZES = type(None), dict
 
 
-def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int]] | None:
-    """The key of a call with plain dense tensors and numbers, and the addresses of its tensors; None for any other, which
-    has to be looked at: tensors that require grad or are under a transform, arrays, subclasses, tensors that may stand for
-    numbers, modes of torch, and what torch records. Integers are part of the key, for they may bound what is read."""
+class CallLike(NamedTuple):
+    """What a call of plain dense tensors and numbers has in common with others, the addresses of its tensors, and whether autograd has
+    to see it."""
+
+    key: CallKey
+    addresses: list[int]
+    wants_gradient: bool
+
+
+def call_key(values: Mapping[str, Any], sizes: Sizes) -> CallLike | None:
+    """The key of a call with plain dense tensors and numbers; None for any other, which has to be looked at: tensors under a
+    transform, arrays, subclasses, tensors that may stand for numbers, modes of torch, and what torch records. Integers are
+    part of the key, for they may bound what is read."""
     if is_watched():
         return None
     parts: list[Any] = []
     addresses: list[int] = []
+    is_recording, wants_gradient = torch.is_grad_enabled(), False
     for name, value in values.items():
         kind = type(value)
         if kind is _Tensor or kind is _Parameter:
-            if (value.requires_grad and torch.is_grad_enabled()) or value.is_neg():
+            if value.is_neg():
                 return None
             try:
                 address, shape, strides = value.data_ptr(), value.shape, value.stride()
@@ -65,6 +75,9 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int
             addresses.append(address)
             aligned = address & ALIGNMENT == 0 if address else None  # without memory: empty, or freed
             parts += name, shape, strides, value.dtype, value.device, aligned
+            if is_recording and value.requires_grad:
+                wants_gradient = True
+                parts.append(True)
         elif kind is float:
             parts.append(name)
         elif kind is int:
@@ -75,7 +88,7 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int
         if type(sizes) is not dict:
             return None
         parts.append(tuple(sizes.items()))
-    return tuple(parts), addresses
+    return CallLike(tuple(parts), addresses, wants_gradient)
 
 
 def is_watched() -> bool:

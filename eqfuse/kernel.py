@@ -301,24 +301,23 @@ class Kernel:
             Arguments(self.program).all_named(unnamed)
             return called(self.content, values, sizes)
         if self._constants is not None and not unnamed:
-            found = call_key(values, sizes)
-            made = self._constants.call(found and found[0], self._shapes.arguments, values, sizes)
+            like = call_key(values, sizes)
+            key = None if like is None or like.wants_gradient else like.key
+            made = self._constants.call(key, self._shapes.arguments, values, sizes)
             if made is not None:
                 return made
         quick = self._calls.quick
         if quick is not None and not unnamed and (made := quick[0](values, sizes)) is not None:
-            self._current, self._extents = quick[1].compiled, quick[1].extents
-            return made
-        key: CallKey | None = None
-        addresses: list[int] = []
-        if not unnamed and (found := call_key(values, sizes)) is not None:
-            key, addresses = found
+            return self._ran(quick[1], made)
+        like = None if unnamed else call_key(values, sizes)
+        key, addresses, is_differentiable = like or (None, [], False)
+        if key is not None:
             cached = self._calls.cached(key, values, sizes)
             if cached is not None and (made := cached.call(values, addresses)) is not None:
-                self._current, self._extents = cached.compiled, cached.extents
-                return made
+                return self._ran(cached, made)
         arguments = self._shapes.arguments
-        plain = arguments.plain(values, sizes) if key is not None and all(addresses) else None
+        is_plain = key is not None and not is_differentiable and all(addresses)
+        plain = arguments.plain(values, sizes) if is_plain else None
         if plain is not None:
             with undisturbed():
                 return self._run(key, plain, addresses, values)
@@ -327,13 +326,23 @@ class Kernel:
         if is_recorded(values):
             return recorded(self.content, values, sizes)
         if wants_gradient(values):
-            from eqfuse.differentiate.autograd import differentiably
+            from eqfuse.differentiate.autograd import DifferentiableCall
 
             with self._lock:
                 gradients = self._differentiated
-            return differentiably(self, gradients, values, sizes)
+            call = DifferentiableCall.of(self, gradients, values, sizes)
+            made = call(values)
+            if key is not None:
+                self._calls.keep(key, CachedCall(None, call, {}))
+            return made
         with undisturbed(), ordinary_tensors() if beside else nullcontext():
             return self._run(key, arguments.given(values, sizes, unnamed), addresses, values)
+
+    def _ran(self, cached: CachedCall, made: Any) -> Any:
+        """What a call of a cached kind has made, whose plan is the one to show."""
+        if cached.compiled is not None:
+            self._current, self._extents = cached.compiled, cached.extents
+        return made
 
     @deep()
     def _run(self, key: CallKey | None, given: Given, addresses: list[int], values: Mapping[str, Any]) -> Any:
@@ -344,17 +353,17 @@ class Kernel:
 
     def cached(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CachedCall | None:
         """What runs all calls like one that has run: `run_cached` takes it. None where they are looked at each time."""
-        found = call_key(values, sizes)
-        cached = None if found is None else self._calls.cached(found[0], values, sizes)
+        like = call_key(values, sizes)
+        if like is None or like.wants_gradient:
+            return None
+        cached = self._calls.cached(like.key, values, sizes)
         return cached if cached is not None and cached.lasts else None
 
     def run_cached(self, cached: CachedCall, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
         """The outputs of a call of a cached kind, from its values by name and the addresses of its tensors; None where it has to
         be looked at once more."""
         made = cached.call(values, addresses) if cached.lasts else None
-        if made is not None:
-            self._current, self._extents = cached.compiled, cached.extents
-        return made
+        return None if made is None else self._ran(cached, made)
 
     @property
     def chunks(self) -> ChunkedCall | None:

@@ -191,8 +191,13 @@ def test_keys_tell_apart_what_launches_depend_on() -> None:
     keys = [found[0] for view in views if (found := call_key({"x": view}, None)) is not None]
     assert len(set(keys)) == len(views)
     assert call_key({"x": x}, {"j": 3}) != call_key({"x": x}, {"j": 4})
-    given: list[Any] = [x.to_sparse(), torch.tensor(1.0), x.numpy(), x.clone().requires_grad_(), True, "x"]
+    given: list[Any] = [x.to_sparse(), torch.tensor(1.0), x.numpy(), True, "x"]
     assert [call_key({"x": value}, None) for value in given] == [None] * len(given)
+    tracked = call_key({"x": x.clone().requires_grad_()}, None)
+    assert tracked is not None and tracked.wants_gradient and tracked.key not in keys
+    with torch.no_grad():
+        untracked = call_key({"x": x.clone().requires_grad_()}, None)
+    assert untracked is not None and not untracked.wants_gradient and untracked.key == keys[0]
 
 
 # -- bind -------------------------------------------------------------------------------------------------

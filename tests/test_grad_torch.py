@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -451,3 +453,31 @@ def test_gradients_at_ties_are_those_of_torch(name: str) -> None:
     found, expected = eq.from_torch(fn, x, y, native="off")(x, y), fn(x, y)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(out.sum(), x)[0] for out in (found, expected)))
+
+
+def test_known_calls_of_autograd_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are those of each call; which tensors require grad, and integers, tell calls apart; and no input outlives its call."""
+    kernel = eq.compile("y[i] = sum[j](where(j < n, x[i,j] * w[j] * s, 0))", target="cpu", verify=False)
+
+    def checked(n: int, s: float, wanted: str) -> weakref.ref[torch.Tensor]:
+        x, w = torch.randn(5, 7), torch.randn(7)
+        by = [{"x": x, "w": w}[name].requires_grad_() for name in wanted]
+        out, dy = kernel(x=x, w=w, n=n, s=s), torch.randn(5)
+        exact = (x[:, :n] * w[:n] * s).sum(1)
+        torch.testing.assert_close(out, exact)
+        if by:
+            torch.testing.assert_close(torch.autograd.grad(out, by, dy), torch.autograd.grad(exact, by, dy))
+        assert out.requires_grad == bool(by)
+        return weakref.ref(x)
+
+    kinds = [(4, "xw"), (4, "x"), (3, "w"), (3, "")]
+    for n, wanted in kinds:
+        for s in (2.0, -1.0):
+            checked(n, s, wanted)
+    monkeypatch.setattr("eqfuse.kernel.is_recorded", lambda values: pytest.fail("a call was looked at"))
+    gone = [checked(n, s, wanted) for s in (0.5, 3.0) for n, wanted in kinds for _ in range(3)]
+    gc.collect()
+    assert not any(each() is not None for each in gone)
+    x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7)
+    with torch.no_grad():
+        assert not kernel(x=x, w=w, n=4, s=1.0).requires_grad

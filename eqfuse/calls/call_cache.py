@@ -32,9 +32,10 @@ MOST_CALLS = 1024
 @dataclass
 class CachedCall:
     """What runs calls of a kind: the plan, and the function. `extents` are those of the axes of the program that was called.
-    `lasts`: it is what runs later calls too, until that is forgotten."""
+    `compiled` is None for calls that autograd sees: the kernel that runs them is another one. `lasts`: it is what runs later calls too,
+    until that is forgotten."""
 
-    compiled: Compiled
+    compiled: Compiled | None
     call: Call
     extents: Mapping[str, int]
     lasts: bool = True
@@ -139,7 +140,7 @@ class Calls:
         call = None if planned is None else routed.of_called(by._planned_call(special, planned, routed.given))
         made = None if call is None else call(values, addresses)
         if key is not None and call is not None and made is not None:
-            self._keep(key, CachedCall(special.compiled, call, routed.extents))
+            self.keep(key, CachedCall(special.compiled, call, routed.extents))
             return made
         results = routed.apart(by.runners.run(special, routed.given))
         if key is not None:
@@ -174,7 +175,8 @@ class Calls:
         if kind is not None:
             program.planner.learn(planned, kind.known)
 
-    def _keep(self, key: CallKey, cached: CachedCall) -> None:
+    def keep(self, key: CallKey, cached: CachedCall) -> None:
+        """Calls of this key are run so from now on."""
         if len(self._cached) >= MOST_CALLS:
             self._cached.clear()
         self._cached[key] = cached
@@ -196,7 +198,7 @@ class Calls:
             self._last = self.quick = None
             return call(values, addresses)
 
-        self._keep(key, CachedCall(special.compiled, second, extents, lasts=False))
+        self.keep(key, CachedCall(special.compiled, second, extents, lasts=False))
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""

@@ -50,7 +50,7 @@ def quick(
         elif type(value) is float:
             others.append(f"type(v{place}) is not float")
     if any(tensor.requires_grad for tensor in tensors.values()):
-        others.append("is_grad_enabled()")
+        others.append("not is_grad_enabled()" if torch.is_grad_enabled() else "is_grad_enabled()")
     unaligned = [name for name, tensor in tensors.items() if tensor.data_ptr() & ALIGNMENT]
     if unaligned:
         kept = [f"({'not ' * (name not in unaligned)}a{name} & {ALIGNMENT})" for name in tensors]

@@ -270,60 +270,77 @@ class Gradients:
         return found
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call: its kernel, its arguments that are no tensors, the names of those that are, and of these the ones that
+@dataclass(frozen=True, eq=False)
+class DifferentiableCall:
+    """What runs calls of a kind that autograd sees: the kernel, the names of tensors and of numbers, and of the tensors those that
     gradients may be asked by."""
 
     kernel: ChunkedCallee
     gradients: Gradients
     names: tuple[str, ...]
+    numbers: tuple[str, ...]
     tracked: tuple[str, ...]
-    constants: Mapping[str, Any]
     sizes: Mapping[str, int] | None
     saves: str | None
+    pulled: dict[tuple[tuple[str, ...], bool], Pulled] = field(default_factory=dict)
+    """What backwards have run, by the inputs of gradients and whether these may be differentiated again."""
 
-    @property
+    @staticmethod
+    def of(
+        kernel: ChunkedCallee,
+        gradients: Gradients,
+        values: Mapping[str, Any],
+        sizes: Mapping[str, int] | None,
+    ) -> DifferentiableCall:
+        """What runs a call, and others with tensors of the same shapes and dtypes and with the same integers."""
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        numbers = tuple(name for name in values if name not in tensors)
+        real = gradients.real
+        tracked = tuple(name for name, tensor in tensors.items() if is_tracked(tensor) and name in real)
+        saves = saves_in(tensor.dtype for tensor in tensors.values())
+        sizes = None if sizes is None else dict(sizes)
+        return DifferentiableCall(kernel, gradients, tuple(tensors), numbers, tracked, sizes, saves)
+
+    def __call__(self, values: Mapping[str, Any], addresses: Sequence[int] = ()) -> Any:
+        """The outputs of a call, as autograd sees them."""
+        numbers = {name: values[name] for name in self.numbers}
+        # torch looks at the signature of a function with a context apart, at every call: only its transforms need that.
+        function = _Transformed if maybe_current_level() is not None else _Differentiable
+        found = function.apply(self, numbers, *[values[name] for name in self.names])  # type: ignore[no-untyped-call]
+        outputs = found[: len(self.gradients.program.outputs)]
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    @cached
     def forward(self) -> Forward:
         return self.gradients.forward(self.tracked, self.saves)
 
-    def arguments(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        return {**self.constants, **dict(zip(self.names, tensors, strict=True))}
+    @cached
+    def _runs(self) -> tuple[ChunkedCallee, Mapping[str, int] | None]:
+        """The kernel of outputs and residuals, and the sizes that it is given."""
+        kernel = self.forward.kernel
+        if kernel is None:
+            return self.kernel, self.sizes
+        axes = {*sized_axes(kernel.program), *kernel.program.domains.values()}
+        sizes = {axis: size for axis, size in (self.sizes or {}).items() if axis in axes}
+        return kernel, sizes or None
 
-    def made(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def arguments(self, numbers: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        return {**numbers, **dict(zip(self.names, tensors, strict=True))}
+
+    def made(self, numbers: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs and the residuals."""
-        kernel, sizes = self.kernel, self.sizes
-        if self.forward.kernel is not None:
-            kernel = self.forward.kernel
-            if sizes:
-                axes = {*sized_axes(kernel.program), *kernel.program.domains.values()}
-                sizes = {axis: size for axis, size in sizes.items() if axis in axes}
-        found = kernel(**self.arguments(tensors), sizes=sizes)
+        kernel, sizes = self._runs
+        found = kernel(**self.arguments(numbers, tensors), sizes=sizes)
         return found if isinstance(found, tuple) else (found,)
-
-
-def differentiably(
-    kernel: ChunkedCallee, gradients: Gradients, values: Mapping[str, Any], sizes: Mapping[str, int] | None
-) -> Any:
-    """The outputs of a kernel, as autograd sees them."""
-    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    constants = {name: value for name, value in values.items() if name not in tensors}
-    real = gradients.real
-    tracked = tuple(name for name, tensor in tensors.items() if is_tracked(tensor) and name in real)
-    saves = saves_in(tensor.dtype for tensor in tensors.values())
-    call = _Call(kernel, gradients, tuple(tensors), tracked, constants, sizes, saves)
-    # torch looks at the signature of a function with a context apart, at every call: only its transforms need that.
-    function = _Transformed if maybe_current_level() is not None else _Differentiable
-    found = function.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
-    outputs = found[: len(gradients.program.outputs)]
-    return outputs if len(outputs) > 1 else outputs[0]
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> Any:
-        made = call.made(tensors)
-        _keep(ctx, call, tensors, made)
+    def forward(
+        ctx: Any, call: DifferentiableCall, numbers: Mapping[str, Any], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        made = call.made(numbers, tensors)
+        _keep(ctx, call, numbers, tensors, made)
         return made
 
     @staticmethod
@@ -335,20 +352,28 @@ class _Transformed(torch.autograd.Function):
     """The same under transforms of `torch.func`."""
 
     @staticmethod
-    def forward(call: _Call, *tensors: torch.Tensor) -> Any:
-        return call.made(tensors)
+    def forward(
+        call: DifferentiableCall, numbers: Mapping[str, Any], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return call.made(numbers, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        call, *tensors = inputs
-        _keep(ctx, call, tensors, output)
+        call, numbers, *tensors = inputs
+        _keep(ctx, call, numbers, tensors, output)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return _backward(ctx, cotangents)
 
 
-def _keep(ctx: Any, call: _Call, tensors: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
+def _keep(
+    ctx: Any,
+    call: DifferentiableCall,
+    numbers: Mapping[str, Any],
+    tensors: Sequence[torch.Tensor],
+    made: Sequence[torch.Tensor],
+) -> None:
     """Keeps what the gradient reads."""
     names = call.gradients.outputs
     outputs, residuals = made[: len(names)], made[len(names) :]
@@ -356,7 +381,7 @@ def _keep(ctx: Any, call: _Call, tensors: Sequence[torch.Tensor], made: Sequence
     by_name = dict(zip(names, outputs, strict=True))
     saved = {name: by_name[name] for name in forward.outputs}
     saved |= dict(zip(forward.residuals, residuals, strict=True))
-    ctx.call = call
+    ctx.call, ctx.numbers = call, numbers
     ctx.saved = tuple(saved)
     ctx.shapes = [(value.shape, value.dtype, value.device) for value in outputs]
     ctx.save_for_backward(*tensors, *saved.values())
@@ -367,20 +392,21 @@ def _keep(ctx: Any, call: _Call, tensors: Sequence[torch.Tensor], made: Sequence
 
 
 def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    call: _Call = ctx.call
+    call: DifferentiableCall = ctx.call
     count = len(call.names)
     every: tuple[torch.Tensor, ...] = ctx.saved_tensors  # a checkpoint gives them once
     tensors, saved = every[:count], dict(zip(ctx.saved, every[count:], strict=True))
-    needed = zip(call.names, ctx.needs_input_grad[1:], strict=True)
+    needed = zip(call.names, ctx.needs_input_grad[2:], strict=True)
     wanted = tuple(name for name, is_needed in needed if is_needed)
-    made = _pulled_back(call, tensors, saved, wanted, cotangents[: len(ctx.shapes)], ctx.shapes)
+    values = call.arguments(ctx.numbers, tensors)
+    made = _pulled_back(call, values, saved, wanted, cotangents[: len(ctx.shapes)], ctx.shapes)
     found = dict(zip(wanted, made, strict=True))
-    return None, *(found.get(name) for name in call.names)
+    return None, None, *(found.get(name) for name in call.names)
 
 
 def _pulled_back(
-    call: _Call,
-    tensors: Sequence[torch.Tensor],
+    call: DifferentiableCall,
+    values: dict[str, Any],
     saved: Mapping[str, torch.Tensor],
     wanted: tuple[str, ...],
     given: Sequence[torch.Tensor | None],
@@ -390,8 +416,10 @@ def _pulled_back(
     is read: it would count as a constant."""
     gradients = call.gradients
     named = cotangents(gradients.program)
-    values = call.arguments(tensors)
-    known = _known(call, values, tensors, wanted)
+    key = wanted, torch.is_grad_enabled()
+    known = call.pulled.get(key)
+    if known is None:
+        known = call.pulled[key] = _known(call, values, *key)
     gradients.latest = known.backward
     for name, value, (shape, dtype, device) in zip(gradients.outputs, given, shapes, strict=True):
         if name in named:
@@ -420,13 +448,12 @@ class Pulled:
 
 
 def _known(
-    call: _Call, values: Mapping[str, Any], tensors: Sequence[torch.Tensor], wanted: tuple[str, ...]
+    call: DifferentiableCall, values: Mapping[str, Any], wanted: tuple[str, ...], is_differentiated: bool
 ) -> Pulled:
     """What the backward of a call runs; found once for calls that are alike."""
     gradients, program = call.gradients, call.gradients.program
-    is_differentiated = torch.is_grad_enabled()
     integers = [(n, _number(values[n])) for n in program.integers if n in values]
-    kinds = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+    kinds = tuple((values[name].shape, values[name].dtype) for name in call.names)
     sizes = tuple(sorted((call.sizes or {}).items()))
     key = (*integers, call.names, kinds, sizes, call.tracked, wanted, is_differentiated)
     found = gradients.calls.get(key)

@@ -36,6 +36,9 @@ class Op:
     rows: Mapping[str, int]
     shaped: Shaped | None = None
     _kernels: dict[str, Kernel] = field(default_factory=dict, compare=False, repr=False)
+    _called: dict[tuple[Any, ...], tuple[Kernel, tuple[bool, ...]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     _latest: list[Kernel | None] = field(default_factory=lambda: [None], compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,9 +100,9 @@ class Op:
         except KeyError as missing:
             hint = f"tensors: {' '.join(self.tensors)}"
             raise EqfuseError(f"{self.name} is not given {missing}", hint=hint) from None
-        kernel = None if is_dynamo_compiling() else self.kernel(given=values.keys(), **options)
+        known = None if is_dynamo_compiling() else self._of_call(values.keys(), options)
         lead = self._flattened(values)
-        if kernel is None:
+        if known is None:
             from torch.fx.experimental.symbolic_shapes import guard_scalar
 
             # A number that has changed between calls is one that Dynamo keeps open: compiled code is of this one.
@@ -107,11 +110,25 @@ class Op:
             content, in_rows = self._traced(tuple(values), tuple(fixed.items()))
             made = called(content, values, None)
         else:
-            self._latest[0], in_rows = kernel, _in_rows(kernel)
-            made = kernel(**values)
+            self._latest[0], in_rows = known
+            made = known[0](**values)
         if lead is not None:
             made = _unflattened(in_rows, made, lead)
         return made if restored is None else restored(made)
+
+    def _of_call(self, given: Collection[str], options: Mapping[str, Any]) -> tuple[Kernel, tuple[bool, ...]]:
+        """The kernel of a call, and which outputs have rows. Its text is written once for the same options."""
+        key = (*given, *((name, type(value), value) for name, value in options.items()))
+        try:
+            known = self._called.get(key)
+        except TypeError:  # an option without a hash
+            known, key = None, ()
+        if known is None:
+            kernel = self.kernel(given=given, **options)
+            known = kernel, _in_rows(kernel)
+            if key:
+                self._called[key] = known
+        return known
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _traced(
