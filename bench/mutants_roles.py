@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from fnmatch import fnmatch
 
 from bench.mutation import Mutant
 from eqfuse.tile.nodes import BlockSize, Constant, Elementwise, For, If, Let, PersistentLoop, Result, Value
@@ -236,26 +237,17 @@ def _again(body: Body) -> Iterator[Body]:
             yield (*body[:at], replace(stmt, start=begun[-1].start), *body[at + 1 :])
 
 
-def _kept(name: str) -> Change:
-    """A carried turn that stays as it is."""
+def _kept(pattern: str) -> Change:
+    """What a loop carries stays as it is, where its name matches the pattern."""
 
     def change(stmt: Stmt) -> Iterator[Body]:
         if isinstance(stmt, For):
             for at, item in enumerate(stmt.carried):
-                if item.value.name.startswith(name):
+                if fnmatch(item.value.name, pattern):
                     new = replace(item, next=item.value)
                     yield (replace(stmt, carried=(*stmt.carried[:at], new, *stmt.carried[at + 1 :])),)
 
     return change
-
-
-def _older(stmt: Stmt) -> Iterator[Body]:
-    """What the loop carries from stage to stage is replaced by what it was."""
-    if isinstance(stmt, For):
-        for at, item in enumerate(stmt.carried):
-            if item.value.name.endswith("_before"):
-                new = replace(item, next=item.value)
-                yield (replace(stmt, carried=(*stmt.carried[:at], new, *stmt.carried[at + 1 :])),)
 
 
 def _elsewhere(stmt: Stmt) -> Iterator[Body]:
@@ -350,10 +342,10 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         ("the producer goes on", "its loop alone", _each(_bound(2), _produces)),
         ("a branch gives what it replaces", "masks, last stages", _each(_not_taken, _consumes)),
         ("the first block twice", "by the pipelined loop too", _in_roles(_again, _consumes)),
-        ("a consumer's turn stays", "slots do not advance", _each(_kept("turn"), _consumes)),
-        ("the producer's turn stays", "slots do not advance", _each(_kept("turn"), _produces)),
+        ("a consumer's turn stays", "slots do not advance", _each(_kept("turn*"), _consumes)),
+        ("the producer's turn stays", "slots do not advance", _each(_kept("turn*"), _produces)),
         ("a tile is stored through another slot", "one that is filled again", _through),
-        ("a stage reads old values", "of the first block", _each(_older, _consumes)),
+        ("a stage reads old values", "of the first block", _each(_kept("*_before"), _consumes)),
         (
             "consumers do not meet",
             "one clears what the other has to see",

@@ -108,15 +108,6 @@ def _one(lines: Sequence[Line], change: Callable[[Line], Iterable[Line]]) -> Ite
             yield (*lines[:at], new, *lines[at + 1 :])
 
 
-def _value(change: Callable[[Expr], Expr]) -> Callable[[Line], Iterator[Line]]:
-    """Every node of a line's value changed, where it can be."""
-
-    def made(line: Line) -> Iterator[Line]:
-        yield replace(line, value=transform(line.value, change))
-
-    return made
-
-
 def _scalars(starts: str, change: Callable[[Scalar], Expr]) -> Callable[[ShardPlan], Iterator[ShardPlan]]:
     """One scalar of a line changed, of those whose names start so."""
 
@@ -331,11 +322,6 @@ def _of_next_rank(requests: Sequence[Any], rank: int, right: Any) -> Any:
     """The rows of the next rank, where it has as many."""
     lengths, to = requests[rank].lengths, (rank + 1) % len(requests)
     return right(requests, to if lengths[to] == lengths[rank] else rank)
-
-
-def _parts_shifted(requests: Sequence[Any], rank: int, right: Any) -> Any:
-    """Every rank's part from the rank before it."""
-    return right([*requests[1:], requests[0]], rank)
 
 
 def _first_of_all(requests: Sequence[Any], rank: int, right: Any) -> Any:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from eqfuse.loops.nodes import Loop, Nest
-from eqfuse.rules.merge import Group
+from eqfuse.loops.nodes import Loop
 from eqfuse.terms.nodes import Call, Expr, Output, Reduce, children, replaced, walk
-from eqfuse.tile.nodes import For, TileProgram, Value
+from eqfuse.tile.nodes import For, Value
 
 Level = Literal["term", "merge", "loop", "tile", "pass", "roles"]
 """Where a mistake is made: outputs, derived merges, loop nest, tile program; that after a GPU's passes; its roles."""
 
 Outputs = tuple[Output, ...]
-IR = TypeVar("IR", Outputs, Group, Nest, TileProgram)
 Step = Callable[[Expr], Iterable[Expr]]
 """What a wrong rewrite makes of a node: nothing where it does not match."""
 

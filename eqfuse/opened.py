@@ -21,7 +21,7 @@ from eqfuse.compiled import Compiled
 from eqfuse.errors import EqfuseError
 from eqfuse.lowered import lower_nest
 from eqfuse.operator.derivative import untraced
-from eqfuse.operator.shapes import Size, extents
+from eqfuse.operator.shapes import Size, extents, hint
 from eqfuse.terms.types import program_dtypes
 
 INT32_MOST = 2**31
@@ -45,7 +45,7 @@ def opened(
     symbols = extents(program, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, sizes)
     dtypes = program_dtypes(program, {name: DTYPE_NAMES[tensor.dtype] for name, tensor in tensors.items()})
     on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-    hints = {axis: max(1, _hint(size) if on_gpu else int(size)) for axis, size in symbols.items()}
+    hints = {axis: max(1, hint(size) if on_gpu else int(size)) for axis, size in symbols.items()}
     with untraced():
         compiled = shapes.compile(hints, dtypes, shapes.target.of(tensors))
         if on_gpu:
@@ -73,15 +73,6 @@ def opened(
     module = load(compiler.emit_triton(derived, compiled, derived.name, recorded=index_dtype(tensors)))
     found = getattr(module, derived.name)(**tensors, **numbers, sizes={**symbols, **shards})
     return list(found) if isinstance(found, tuple) else [found]
-
-
-def _hint(size: Size) -> int:
-    """A size, as the example has it."""
-    if isinstance(size, int):
-        return size
-    node = size.node
-    found = node.hint if node.hint is not None else node.shape_env.size_hint(node.expr)
-    return int(found)
 
 
 def _held(shapes: Specializations, compiled: Compiled, symbols: Mapping[str, Size]) -> set[str]:
@@ -131,7 +122,7 @@ def index_dtype(tensors: Mapping[str, torch.Tensor]) -> str:
     spans: list[Size] = [
         sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) for x in tensors.values()
     ]
-    if any(_hint(span) >= INT32_MOST for span in spans):
+    if any(hint(span) >= INT32_MOST for span in spans):
         return "int64"
     for span in spans:
         if not isinstance(span, int):

@@ -13,11 +13,6 @@ from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.rule import Rewrite
 
 VARIANCE = "v[i] = var[j](x[i, j])"
-WEIGHTED = """
-    w[i] = sum[j](sq(u[i, j]))
-    m[i] = sum[j](sq(u[i, j]) * x[i, j]) / w[i]
-    v[i] = sum[j](sq(u[i, j]) * sq(x[i, j] - m[i])) / w[i]
-    """
 MOMENTS = "recentre-sum"
 """The shipped rule that says how a second moment moves to another centre."""
 

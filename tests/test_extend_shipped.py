@@ -17,7 +17,6 @@ from eqfuse.extend.shipped import SHIPPED
 from eqfuse.kernel import Kernel
 from eqfuse.terms.registry import REGISTERED
 
-Array = np.ndarray[Any, Any]
 Torch = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 SAME: dict[str, Torch] = {

@@ -65,7 +65,6 @@ def flash() -> tuple[Program, Nest]:
 
 M, E = Local("m", ()), Axis("e")
 T2: Expr = Local("t2", ("j",))
-Q = Load("Q", (Axis("b"), Axis("h"), Axis("i"), Axis("d")))
 
 WRONG: dict[str, tuple[Edit, str]] = {
     "undefined": (without("t4"), "'s_new' reads 't4', which is not defined there"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -38,7 +37,6 @@ from tests.test_api_lengths import CASES, DECODE, SOFTMAX, Tensors, attended, si
 
 __all__ = ["gpu"]
 
-NAN = math.nan
 SHARED = ["decode", "paged", "segments", "shifted", "blocks"]
 """Programs whose rows are of a length that data says, and few."""
 

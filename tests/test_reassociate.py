@@ -157,9 +157,6 @@ def test_sizes_decide() -> None:
     assert forms == ["reassociated", "rewritten", "reassociated"]
 
 
-DIFFERENCE = "s = sum[i](sum[j]((x[i,j] - z[i]) * a[i]))"
-
-
 def test_a_difference_of_exact_numbers_stays_where_it_is() -> None:
     """Near 1e4 with differences of 1e-3, sums apart have no digit left."""
     text = "s[i] = sum[j]((x[j] - z[i]) * a[j] * sum[k](b[j,k]))"

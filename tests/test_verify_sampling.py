@@ -8,7 +8,7 @@ import pytest
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind
 from eqfuse.verify.field.domain import FieldDomain
-from eqfuse.verify.sampling import PATTERNS, draw, draw_scalars, draw_specs, full_entropy
+from eqfuse.verify.sampling import PATTERNS, draw_scalars, draw_specs, full_entropy
 from eqfuse.verify.sizes import input_specs, small_extents, small_integers, small_shapes
 
 PROGRAMS = {
@@ -66,7 +66,7 @@ def test_integers_stay_in_the_range_of_what_they_index_or_are_compared_with() ->
     extents = small_extents(program)
     assert input_specs(program, extents)["len"].values == (0, extents["j"])
     domain, rng = FieldDomain(), np.random.default_rng(0)
-    drawn = draw(program, extents, None, domain, 8, rng)
+    drawn = draw_specs(input_specs(program, extents), domain, 8, rng)
     assert drawn["page"].min() >= 0 and drawn["page"].max() < drawn["K"].shape[1]
     assert drawn["page"].shape == input_specs(program, extents)["page"].shape
 
@@ -82,7 +82,8 @@ def test_truth_values_and_declared_dtypes() -> None:
 
 def test_extremes_fall_everywhere_along_every_axis() -> None:
     program = parse("y[i] = sum[j](x[i,j])")
-    drawn = draw(program, {"i": 3, "j": 7}, None, FieldDomain(), 16, np.random.default_rng(1))["x"]
+    specs = input_specs(program, {"i": 3, "j": 7})
+    drawn = draw_specs(specs, FieldDomain(), 16, np.random.default_rng(1))["x"]
     for values in (drawn.shadow, np.abs(drawn.shadow)):
         for axis in (1, 2):
             places = set(values.argmax(axis).ravel().tolist())
@@ -91,7 +92,8 @@ def test_extremes_fall_everywhere_along_every_axis() -> None:
 
 def test_ties_are_ties_of_residues_and_zeros_are_zero() -> None:
     program = parse("y[i] = sum[j](x[i,j])")
-    drawn = draw(program, {"i": 3, "j": 7}, None, FieldDomain(), 16, np.random.default_rng(1))["x"]
+    specs = input_specs(program, {"i": 3, "j": 7})
+    drawn = draw_specs(specs, FieldDomain(), 16, np.random.default_rng(1))["x"]
     for trial, pattern in enumerate(PATTERNS):
         shadow, p, q = drawn.shadow[trial], drawn.p[trial], drawn.q[trial]
         assert len(np.unique(shadow)) == len(np.unique(p)) == len(np.unique(q))

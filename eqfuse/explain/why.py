@@ -40,9 +40,9 @@ from eqfuse.terms.nodes import (
     Output,
     Program,
     Reduce,
-    children,
     free_axes,
     replaced,
+    tree_size,
     walk,
 )
 from eqfuse.terms.prefixes import alike
@@ -199,7 +199,7 @@ def place(source: str, factor: Expr, reduction: Reduce, states: Mapping[Expr, Ex
     reads other reductions comes after them, so that the last place is meant."""
     function = getattr(factor, "fn", None)
     written = _written(factor, states)
-    tries = [str(written)] if _tree_size(written) <= len(source) else []  # no longer text is in it
+    tries = [str(written)] if tree_size(written) <= len(source) else []  # no longer text is in it
     tries += [f"{function}("] if function else []
     called = f"{reduction.op.partition('.')[0]}[{reduction.axis}"
     tries += [f"{called}]", f"{called},"]  # of a list, the axis of its ranks follows
@@ -225,17 +225,9 @@ def _written(expr: Expr, states: Mapping[Expr, Expr]) -> Expr:
 
 def shortened(expr: Expr) -> str:
     """The text of an expression, or its start where all of it would be too long to read."""
-    if isinstance(expr, Reduce) and _tree_size(expr) > LONGEST:
+    if isinstance(expr, Reduce) and tree_size(expr) > LONGEST:
         return f"{expr.op}[{expr.axis}](...)"
-    return str(expr) if _tree_size(expr) <= LONGEST else "..."
-
-
-def _tree_size(expr: Expr) -> int:
-    """Operations of an expression that is written out."""
-    sizes: dict[Expr, int] = {}
-    for node in walk(expr):
-        sizes[node] = 1 + sum(sizes[child] for child in children(node))
-    return sizes[expr]
+    return str(expr) if tree_size(expr) <= LONGEST else "..."
 
 
 # -- what would have helped ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from eqfuse.extend.patterns import expression
 from eqfuse.rules.rule import PARTS
 from eqfuse.rules.scope import Rule
 from eqfuse.terms.functions import CONSTANTS
-from eqfuse.terms.nodes import Axis, Const, Expr, Fold, Load, Local, children, transform, walk
+from eqfuse.terms.nodes import Axis, Const, Expr, Fold, Load, Local, transform, tree_size, walk
 from eqfuse.terms.printer import show
 from eqfuse.terms.syntax import Source
 from eqfuse.verify.certificate import Certificate
@@ -160,7 +160,7 @@ def of_fold(
     if fold.commutative:
         laws.append(("commutative", join(a, b), join(b, a), "combine(a, b)", "combine(b, a)"))
     for law, left, right, says, other in laws:
-        if max(map(_written_out, (*left, *right))) <= LARGEST:
+        if max(map(tree_size, (*left, *right))) <= LARGEST:
             yield law, (_text(fold, left, whole), _text(fold, right, whole)), says, other
 
 
@@ -184,11 +184,3 @@ def _text(fold: Fold, state: Sequence[Expr], whole: Collection[str]) -> str:
     lines = [f"{name}: i64[{OUTER}]" for name in read if name.rpartition("_")[0] in whole]
     lines += (f"{name}_[{OUTER}] = {show(expr)}" for name, expr in zip(fold.state, state, strict=True))
     return "\n".join(lines)
-
-
-def _written_out(root: Expr) -> int:
-    """Functions of an expression, those that it shares as often as it does."""
-    sizes: dict[Expr, int] = {}
-    for node in walk(root):
-        sizes[node] = 1 + sum(sizes[child] for child in children(node))
-    return sizes[root]

@@ -54,6 +54,15 @@ def extents(
     return found
 
 
+def hint(size: Size) -> int:
+    """A size, as the example has it."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    found = node.hint if node.hint is not None else node.shape_env.size_hint(node.expr)
+    return int(found)
+
+
 def _add_computed(program: Program, found: dict[str, Size]) -> None:
     """Adds the extents that the program computes of those that are known."""
     for axis, expr in program.computed.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eqfuse.rules.merge import Group
@@ -98,13 +98,4 @@ def _joins_states(expr: Expr) -> bool:
     return (
         all(isinstance(n, Call | Local | Const) for n in found)
         and sum(isinstance(n, Local) for n in found) > 1
-    )
-
-
-def why_not(groups: Iterable[Group]) -> tuple[str, ...]:
-    """One sentence per obstacle: which reduction, which factor, which condition."""
-    return tuple(
-        f"{show(o.reduction)} is not fused: in {show(o.factor)}, {o.condition}"
-        for g in groups
-        for o in g.obstacles
     )

@@ -41,7 +41,6 @@ from eqfuse.sharding.nodes import (
     start_of,
     total_of,
 )
-from eqfuse.stream.programs import outside_indices
 from eqfuse.terms.folds import fold_of, only_where
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -59,6 +58,7 @@ from eqfuse.terms.nodes import (
     call,
     children,
     free_axes,
+    outside_loads,
     rebuild,
     replaced,
     transform,
@@ -738,7 +738,7 @@ def _grouped(axis: str, fetch: Concatenate, compute: Compute) -> Grouped | None:
                 return None
     reads = [node for line in compute.lines for node in walk(line.value) if isinstance(node, Load)]
     apart = {node.tensor for node in reads if axis not in free_axes(node)}
-    if apart & slices.keys() or any(Axis(axis) in outside_indices(line.value) for line in compute.lines):
+    if apart & slices.keys() or any(Axis(axis) in outside_loads(line.value) for line in compute.lines):
         return None
     operands = [(tensor, slices.get(name)) for tensor, _, _, name in fetch.tensors]
     if any(at is None for _, at in operands):

@@ -33,6 +33,7 @@ from eqfuse.terms.nodes import (
     call,
     children,
     free_axes,
+    outside_loads,
     rebuild,
     reductions,
     replaced,
@@ -300,7 +301,7 @@ class _Writer:
                     memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
         found = memo[expr]
         for axis in self.streamed:
-            if Axis(axis) in outside_indices(found):
+            if Axis(axis) in outside_loads(found):
                 self.reads_positions = True
                 found = _shifted(found, axis)
         return found
@@ -419,18 +420,6 @@ def _left(name: str, axes: Sequence[str]) -> str:
 def in_brackets(axes: Sequence[str]) -> str:
     """Axes as they stand after a name."""
     return f"[{', '.join(axes)}]" if axes else ""
-
-
-def outside_indices(expr: Expr) -> set[Expr]:
-    """Subexpressions that are not inside the index of a load."""
-    found: set[Expr] = set()
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(() if isinstance(node, Load) else children(node))
-    return found
 
 
 def _shifted(expr: Expr, axis: str) -> Expr:

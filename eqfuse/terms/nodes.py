@@ -216,6 +216,26 @@ def _post_order(roots: tuple[Expr, ...]) -> Iterator[Expr]:
                 yield node
 
 
+def outside_loads(*roots: Expr) -> set[Expr]:
+    """Every distinct subexpression that stands in no index of a load."""
+    found: set[Expr] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += () if isinstance(node, Load) else children(node)
+    return found
+
+
+def tree_size(expr: Expr) -> int:
+    """Nodes of an expression as a tree: those that are shared count wherever they stand."""
+    sizes: dict[Expr, int] = {}
+    for node in walk(expr):
+        sizes[node] = 1 + sum(sizes[child] for child in children(node))
+    return sizes[expr]
+
+
 def transform(expr: Expr, step: Callable[[Expr], Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
     """`expr` rebuilt bottom-up, `step` applied to every rebuilt node. Blind to binding of axes."""
     memo = {} if memo is None else memo

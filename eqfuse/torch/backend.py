@@ -32,14 +32,14 @@ from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled, names_text
 from eqfuse.operator.derivative import gradient_sizes, untraced
-from eqfuse.operator.shapes import extents
+from eqfuse.operator.shapes import extents, hint
 from eqfuse.progress import progress
 from eqfuse.terms.nodes import Program, reductions
 from eqfuse.terms.parser import parse
 from eqfuse.torch import outcome as reports
 from eqfuse.torch import prices
 from eqfuse.torch.outcome import Entry
-from eqfuse.torch.regions import FREE, Finder, Region, hint, packet
+from eqfuse.torch.regions import FREE, Finder, Region, packet
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import Refused, Translation, of_module, reserved, user_line
 from eqfuse.torch.values import Value, Writer

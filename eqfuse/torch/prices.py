@@ -21,12 +21,12 @@ from eqfuse.derived import Derived
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
-from eqfuse.operator.shapes import extents
+from eqfuse.operator.shapes import extents, hint
 from eqfuse.rules.scope import current
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.torch.operators.products import ATTENTION
-from eqfuse.torch.regions import FREE, Region, added_by_key, arguments, hint, kind, packet, tensors_of
+from eqfuse.torch.regions import FREE, Region, added_by_key, arguments, kind, packet, tensors_of
 
 BLOCKS = 4
 """Thread blocks of 16 warps that fill an SM: a row that is larger than their share of it is not kept."""

@@ -37,8 +37,6 @@ from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import LEAVE_IT, Refused, Translation, input_name, reserved, shape_of, size_of
 from eqfuse.torch.values import Value, Writer
 
-Compile = Callable[..., Kernel]
-
 
 @dataclass
 class TorchProgram:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.operator.shapes import hint
 from eqfuse.torch.operators.products import ATTENTION
 from eqfuse.torch.operators.table import TABLE
 
@@ -323,15 +324,6 @@ def _form(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_form(each) for each in value]
     return type(value).__name__, str(value)
-
-
-def hint(size: Any) -> int:
-    """A size, as the example has it."""
-    if isinstance(size, int):
-        return size
-    node = size.node
-    found = node.hint if node.hint is not None else node.shape_env.size_hint(node.expr)
-    return int(found)
 
 
 def tensors_of(nodes: Sequence[fx.Node]) -> list[torch.Tensor]:

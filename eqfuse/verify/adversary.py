@@ -39,10 +39,11 @@ from eqfuse.terms.nodes import (
     Size,
     children,
     once,
+    outside_loads,
     walk,
 )
 from eqfuse.terms.parser import axes_of
-from eqfuse.verify.facts import outside_loads, whole_reductions
+from eqfuse.verify.facts import whole_reductions
 from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths

@@ -19,9 +19,9 @@ from eqfuse.terms.nodes import (
     Scalar,
     Size,
     call,
-    children,
     free_axes,
     once,
+    outside_loads,
     transform,
     walk,
 )
@@ -165,15 +165,3 @@ def _of_sizes(node: Expr) -> Expr:
             return call("mul", body, Size(axis)) if op == "sum" else body
         case _:
             return node
-
-
-def outside_loads(*roots: Expr) -> set[Expr]:
-    """Every distinct subexpression that stands in no index."""
-    found: set[Expr] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += () if isinstance(node, Load) else children(node)
-    return found

@@ -23,7 +23,7 @@ from eqfuse.verify.domains import Interval, brought_within
 from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
-from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
+from eqfuse.verify.sizes import InputSpec, small_integers
 
 Places = npt.NDArray[np.int64]
 
@@ -174,20 +174,6 @@ class Plan:
 def full_entropy(trials: int, first: int = 0) -> int:
     """How many of the trials draw every element independently (no ties, no zeros)."""
     return sum(not pattern.special for pattern in patterns(trials, first))
-
-
-def draw(
-    program: Program,
-    extents: Mapping[str, int],
-    dtypes: Mapping[str, str] | None,
-    domain: FieldDomain,
-    trials: int,
-    rng: np.random.Generator,
-    scalars: Mapping[str, object] | None = None,
-) -> dict[str, Any]:
-    """Input tensors by name, as `Inputs` has them; shapes and ranges as `sizes.input_specs` finds them."""
-    specs = input_specs(program, extents, scalars, dtypes)
-    return draw_specs(specs, domain, trials, rng)
 
 
 def draw_specs(

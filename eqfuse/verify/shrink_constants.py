@@ -16,8 +16,21 @@ from typing import Any, TypeVar, cast
 from eqfuse.loops.nodes import Nest, Store
 from eqfuse.loops.walk import statements
 from eqfuse.terms.functions import COMPARISONS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Output, Program, Reduce, Size, transform, walk
-from eqfuse.verify.facts import LARGEST_OFFSET, outside_loads
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Output,
+    Program,
+    Reduce,
+    Size,
+    outside_loads,
+    transform,
+    walk,
+)
+from eqfuse.verify.facts import LARGEST_OFFSET
 from eqfuse.verify.sizes import roots
 
 NEAREST, GAP = 5, 3

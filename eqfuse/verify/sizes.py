@@ -45,6 +45,7 @@ from eqfuse.terms.nodes import (
     call,
     children,
     once,
+    outside_loads,
     post_order,
     transform,
     walk,
@@ -54,7 +55,7 @@ from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascending
 from eqfuse.terms.ranges import Affine, Box, Ends, Range, integer
 from eqfuse.terms.types import truths
-from eqfuse.verify.facts import facts, outside_loads
+from eqfuse.verify.facts import facts
 
 Kind = Literal["real", "integer", "truth"]
 _KIND_OF_DTYPE: Mapping[str, Kind] = {**dict.fromkeys(LIMITS, "integer"), "bool": "truth"}

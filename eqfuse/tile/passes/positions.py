@@ -21,9 +21,6 @@ from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
 from eqfuse.tile.walk import nested, pruned
 
-EXACT = 2**24
-"""Up to this size integers are exact in f32."""
-
 
 def split_positions(program: ir.TileProgram) -> ir.TileProgram:
     """Sums and differences of positions along two axes are converted to f32 side by side."""
@@ -32,8 +29,8 @@ def split_positions(program: ir.TileProgram) -> ir.TileProgram:
 
 def error(difference: float, block: float) -> float:
     """How far a scalar times a difference of positions may be off, in units of 2**-24 of the scalar: each side is at
-    most the difference and the block, and is rounded with the product; so is the result. Positions are below `EXACT`;
-    without a scalar nothing is rounded."""
+    most the difference and the block, and is rounded with the product; so is the result. Positions are below 2**24, where
+    f32 is exact; without a scalar nothing is rounded."""
     return (difference + block) + block + difference + 1
 
 
