@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from bench import gluon_fit, gluon_measure, gluon_report
+from bench import calibrate, gluon_measure, gluon_report
 from bench.gluon_cells import PREFIX, PRODUCT, Cell, LatentCell, ProductCell, grid
 from bench.gluon_forms import Form, forms, kernel_of
 from bench.report import Options, Report
@@ -171,12 +171,12 @@ def test_constants_are_fitted_to_what_was_timed() -> None:
     true = replace(H200_ROLES, block=2 * H200_ROLES.block, tile_seconds=0.5 * H200_ROLES.tile_seconds)
     every = [made.chosen.plan.roles[0] for _, made in other_roles(kernel.derived, compiled, cell.case.sizes)]
     forms = [
-        gluon_fit.Timed(cell.name, cell.operator, price, roles, price.seconds(roles, true))
+        calibrate.TimedForm(cell.name, cell.operator, price, roles, price.seconds(roles, true))
         for roles in (None, *every[::4])
     ]
-    found = gluon_fit.fitted(forms, H200_ROLES)
-    assert abs(gluon_fit.errors(forms, H200_ROLES)).max() > 0.3
-    assert abs(gluon_fit.errors(forms, found)).max() < 0.03
+    found = calibrate.fitted(forms, H200_ROLES)
+    assert abs(calibrate.errors(forms, H200_ROLES)).max() > 0.3
+    assert abs(calibrate.errors(forms, found)).max() < 0.03
     assert found.looked == H200_ROLES.looked  # nothing was timed for it
-    assert set(gluon_fit.regrets(forms, found).values()) == {1.0}
-    assert max(gluon_fit.regrets(forms, replace(H200_ROLES, tile_seconds=9.0)).values()) > 1
+    assert set(calibrate.roles_regrets(forms, found).values()) == {0.0}
+    assert max(calibrate.roles_regrets(forms, replace(H200_ROLES, tile_seconds=9.0)).values()) > 0

@@ -1,9 +1,9 @@
 """What the roofline leaves out: the one table of fitted constants, per device.
 
 Every number goes back to kernels that ran on an H200 (141 GB, sm_90, Triton 3.6; docs/attention.md has the runs); other devices
-are given the same ones and say so (`measured_on`). `python -m bench.calibrate` fits the slowdown factors. The penalties of
+are given the same ones and say so (`measured_on`). `python -m bench.calibrate rates` fits the slowdown factors. The penalties of
 the lattice of tiles are not measurements: they were set so that the choices over the kept cells stay what was measured to be
-best (`python -m bench.choices`), and tell little of shapes far from those.
+best (`python -m bench.calibrate choices`), and tell little of shapes far from those.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class TilesWork:
 
 @dataclass(frozen=True)
 class RolesResiduals:
-    """Of kernels in roles (Gluon, Triton 3.6), fitted by `bench.gluon_fit` to 311 forms of 66 cells of one run of `bench gluon`: attention of
+    """Of kernels in roles (Gluon, Triton 3.6), fitted by `bench.calibrate roles` to 311 forms of 66 cells of one run of `bench gluon`: attention of
     head dims 64 to 256, 1024 to 32768 positions, of several masks, with two or three consumers, steps of 64 and 128, products behind
     the arithmetic, grids persistent or not, and matrix products of bf16 and f8e4m3; root mean square 10 %, of products 8 %.
     Seconds are those of an H200, not those of the other model, which predicts tiles to take longer than they do."""

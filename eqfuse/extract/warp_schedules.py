@@ -4,7 +4,7 @@
     seconds = max(work, (work + latency * trips) / slots) + (block + filled) * waves
 
 M and A are the seconds that matrix products, and all other arithmetic, would take alone; trips those of the loops of all
-thread blocks that an SM runs, waves how many of these it runs. The factors are fitted (residuals.py, bench/gluon_fit.py): they are
+thread blocks that an SM runs, waves how many of these it runs. The factors are fitted (residuals.py, bench/calibrate.py): they are
 smaller where a product runs behind the arithmetic, so that both overlap in one consumer. A slot is filled again once it is
 free, which takes the latency of a copy: short trips want more slots.
 
