@@ -22,6 +22,7 @@ from eqfuse.differentiate.gradient import (
     differentiable,
     divided,
     grad,
+    gradient_sizes,
     jvp,
     outputs_by,
     saving_gradient,
@@ -468,38 +469,19 @@ def _known(
         reads = (*(tensor.name for tensor in known.tensors), *known.scalars)
         named = cotangents(program)
         results = {named[name]: values[name] for name in wanted}
-        extents = _sizes(program, known, values, call.sizes, results)
+        shapes = {tensor.name: tuple(values[tensor.name].shape) for tensor in program.tensors}
+        scalars = {
+            name: _number(values[name]) if name in program.integers else values[name]
+            for name in program.scalars
+            if name in values
+        }
+        extents = bind(program, shapes, call.sizes, scalars)
+        own = gradient_sizes(known, extents, {name: each.shape for name, each in results.items()})
         if len(gradients.calls) >= MOST_CALLS:
             gradients.calls.clear()
-        found = gradients.calls[key] = Pulled(backward, reads, extents)
+        found = gradients.calls[key] = Pulled(backward, reads, own)
     return found
 
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def _sizes(
-    program: Program,
-    gradient: Program,
-    values: Mapping[str, Any],
-    sizes: Mapping[str, int] | None,
-    results: Mapping[str, torch.Tensor],
-) -> dict[str, int]:
-    """The sizes of the axes of a gradient: those of the call, and of what it is the gradient of."""
-    ranks = {tensor.name: tensor.rank for tensor in program.tensors}
-    shapes = {name: tuple(values[name].shape) for name in ranks}
-    scalars = {
-        name: value.item() if isinstance(value, torch.Tensor) and name in program.integers else value
-        for name, value in values.items()
-        if name in program.scalars
-    }
-    extents = bind(program, shapes, sizes, scalars)
-    axes = {gradient.domains.get(axis, axis) for axis in sized_axes(gradient)}
-    found = {
-        axis: extent for axis, extent in extents.items() if axis in axes and axis not in gradient.lengths
-    }
-    for output in gradient.outputs:
-        shape = results[output.name].shape if output.axes else ()
-        found |= {gradient.domains.get(a, a): n for a, n in zip(output.axes, shape, strict=True)}
-    return found

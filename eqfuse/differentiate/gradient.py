@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from eqfuse import limits
 from eqfuse.differentiate.polynomial import Polynomial, atom, collected, expression
@@ -15,7 +16,7 @@ from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.names import Names
 from eqfuse.terms.expressions import Number
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, once, walk
-from eqfuse.terms.parser import parse
+from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.sizes import places
 from eqfuse.terms.types import KINDS, kinds, program_dtypes
 from eqfuse.threads import deep
@@ -127,6 +128,18 @@ def _sized(adjoint: Program, named: Mapping[str, str]) -> dict[str, str]:
                 lines.append(f"{base}: axis[N({tangent}, {dimension})]")
         if lines:
             found[tangent] = "\n".join(lines)
+    return found
+
+
+def gradient_sizes(
+    gradient: Program, extents: Mapping[str, Any], shapes_of_outputs: Mapping[str, Sequence[Any]]
+) -> dict[str, Any]:
+    """The sizes of the axes of a derivative: the extents that the call has, and those of its outputs, whose shapes are known by name."""
+    axes = {gradient.domains.get(axis, axis) for axis in sized_axes(gradient)}
+    found = {axis: size for axis, size in extents.items() if axis in axes and axis not in gradient.lengths}
+    for output in gradient.outputs:
+        shape = shapes_of_outputs[output.name] if output.axes else ()
+        found |= {gradient.domains.get(a, a): n for a, n in zip(output.axes, shape, strict=True)}
     return found
 
 

@@ -17,6 +17,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
+from eqfuse.differentiate.gradient import gradient_sizes
 from eqfuse.operator.content import Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.library import arguments, called, run
 from eqfuse.operator.shapes import Size
@@ -258,15 +259,3 @@ def _derived(
     results = made if isinstance(made, tuple) else (made,)
     outputs = (like[output.name] for output in known.outputs)
     return [r.to(dtype).reshape(shape) for r, (shape, dtype) in zip(results, outputs, strict=True)]
-
-
-def gradient_sizes(
-    gradient: Program, extents: Mapping[str, Size], shapes_of_outputs: Mapping[str, Sequence[Size]]
-) -> dict[str, Size]:
-    """The sizes of the axes of a derivative: the extents that the call has, and those of its outputs, whose shapes are known by name."""
-    axes = {gradient.domains.get(axis, axis) for axis in sized_axes(gradient)}
-    found = {axis: size for axis, size in extents.items() if axis in axes and axis not in gradient.lengths}
-    for output in gradient.outputs:
-        shape = shapes_of_outputs[output.name] if output.axes else ()
-        found |= {gradient.domains.get(a, a): n for a, n in zip(output.axes, shape, strict=True)}
-    return found

@@ -27,11 +27,12 @@ from eqfuse import compiler, limits, logs, results
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named, gpu_device
+from eqfuse.differentiate.gradient import gradient_sizes
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled, names_text
-from eqfuse.operator.derivative import gradient_sizes, untraced
+from eqfuse.operator.derivative import untraced
 from eqfuse.operator.shapes import extents, hint
 from eqfuse.progress import progress
 from eqfuse.terms.nodes import Program, reductions

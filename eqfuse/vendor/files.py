@@ -7,7 +7,7 @@ import keyword
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from eqfuse import compiler
@@ -185,30 +185,34 @@ def check_slope(gradient, values, weights, name, random):
 
 
 def _test(program: Program, name: str, made: Differentiated | None) -> str:
-    dtypes, source = program_dtypes(program), program.source
-    sizes = _small(program)
-    shapes = shapes_of(program, sizes)
-    scalars = _scalars(program)
-    texts = {each.name: _random(program, each.name, dtypes[each.name], shapes) for each in program.tensors}
-    rows = "".join(
-        f'        "{each}": torch.tensor({text}).to(DEVICE, {TORCH_DTYPES[dtypes[each]]}),\n'
-        for each, text in texts.items()
-    )
-    written = reference(program)
+    dtypes = program_dtypes(program)
     text = TEST.format(
-        name=name,
-        imports="\n".join(
-            (["import math"] if "math." in written else [])
-            + ["import os", "from contextlib import contextmanager\n"]
+        **_of_program(
+            program,
+            lambda each, drawn: f"torch.tensor({drawn}).to(DEVICE, {TORCH_DTYPES[dtypes[each]]})",
+            "import os",
+            "from contextlib import contextmanager",
         ),
-        sizes=_table(sizes),
-        scalars=_table(scalars),
-        tolerance=_tolerance(program),
-        inputs=rows,
-        reference=written,
+        name=name,
     )
     gradient = GRADIENT.format(name=name, names=_names(made.names)) if made is not None else ""
-    return text + _compared(gradient, source)
+    return text + _compared(gradient, program.source)
+
+
+def _of_program(program: Program, cast: Callable[[str, str], str], *imports: str) -> dict[str, object]:
+    """What the test of a program has of it. `cast` makes a function's argument of its name and the text that draws it."""
+    dtypes, sizes, written = program_dtypes(program), _small(program), reference(program)
+    shapes = shapes_of(program, sizes)
+    drawn = {each.name: _random(program, each.name, dtypes[each.name], shapes) for each in program.tensors}
+    math_too = ["import math"] if "math." in written else []
+    return {
+        "imports": "\n".join([*sorted([*imports, *math_too], key=lambda line: (line[0] == "f", line)), ""]),
+        "sizes": _table(sizes),
+        "scalars": _table(_scalars(program)),
+        "tolerance": _tolerance(program),
+        "inputs": "".join(f'        "{each}": {cast(each, text)},\n' for each, text in drawn.items()),
+        "reference": written,
+    }
 
 
 def _compared(test: str, program: str) -> str:
@@ -314,13 +318,8 @@ def test_gradients(library, threads):
 def _test_in_c(
     program: Program, name: str, functions: Mapping[str, CFunction], made: Differentiated | None
 ) -> str:
-    sizes, dtypes = _small(program), program_dtypes(program)
-    shapes, scalars = shapes_of(program, sizes), _scalars(program)
-    texts = {each.name: _random(program, each.name, dtypes[each.name], shapes) for each in program.tensors}
-    kinds = functions[name].inputs
-    rows = "".join(
-        f'        "{each}": np.asarray({text}).astype({kinds[each]}),\n' for each, text in texts.items()
-    )
+    sizes = _small(program)
+    shapes = shapes_of(program, sizes)
     if made is not None:
         for each, output in zip(made.names, made.backward.program.outputs, strict=True):
             sizes = {**dict(zip(output.axes, shapes[each], strict=True)), **sizes}
@@ -331,18 +330,16 @@ def _test_in_c(
     listed = "".join(
         f'    "{each}": {_row(function, sizes, shapes)},\n' for each, function in functions.items()
     )
-    written = reference(program)
-    modules = ["ctypes", *(["math"] if "math." in written else []), "os", "shlex", "subprocess"]
     text = IN_C.format(
+        **_of_program(
+            program,
+            lambda each, drawn: f"np.asarray({drawn}).astype({functions[name].inputs[each]})",
+            *(f"import {module}" for module in ("ctypes", "os", "shlex", "subprocess")),
+            "from pathlib import Path",
+        ),
         name=name,
-        imports="\n".join([*(f"import {module}" for module in modules), "from pathlib import Path\n"]),
-        sizes=_table(_small(program)),
-        scalars=_table(scalars),
-        tolerance=_tolerance(program),
         flags=list(FLAGS),
         functions=listed,
-        inputs=rows,
-        reference=written,
     )
     if made is None:
         return text
