@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from eqfuse.errors import EqfuseError, did_you_mean
+from eqfuse.errors import BindError, EqfuseError, did_you_mean
 from eqfuse.sharding.nodes import Sharding
 from eqfuse.terms.extents import axes_along
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.prefixes import alike
+from eqfuse.terms.sizes import check_names, check_ranks
 
 Mesh = DeviceMesh | dist.ProcessGroup | int | Mapping[str, int]
 Lengths = tuple[int, ...]
@@ -48,6 +49,50 @@ def names_of_groups(mesh: Mesh) -> list[str]:
             known.append(group)
         found.append(f"{group.group_name}.{at}")
     return found
+
+
+def own_lengths(
+    program: Program,
+    sharding: Sharding,
+    along: Mapping[tuple[str, int], str],
+    shapes: Mapping[str, tuple[int, ...]],
+    known: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    some: bool = False,
+) -> dict[str, int]:
+    """The positions of every sharded axis on this rank: by the shapes of its tensors, of which `along` has the axes of sharded dimensions, or by
+    `sizes`. With `some`, shapes may lack tensors, and axes are left out that nothing gives. Raises BindError where tensors and sizes differ, a
+    tensor lacks dimensions, or nothing gives an axis that is not `known`."""
+    if not some:
+        check_names(program, shapes, dict.fromkeys(program.scalars, 0))
+        check_ranks(program, shapes)
+    found: dict[str, tuple[int, str]] = {}
+    for (tensor, dimension), axis in along.items():
+        shape = shapes.get(tensor)
+        if shape is None or len(shape) <= dimension or axis in sharding.outputs:
+            continue
+        length, first = found.setdefault(axis, (shape[dimension], repr(tensor)))
+        if length != shape[dimension]:
+            raise BindError(
+                f"this rank has {length} positions of {axis!r} in {first}, {shape[dimension]} in {tensor!r}",
+                hint="give every tensor the same positions",
+            )
+    for axis, size in (sizes or {}).items():
+        of = sharding.classes.get(axis)
+        if of is not None and of not in sharding.outputs:
+            length, first = found.setdefault(of, (size, "sizes"))
+            if length != size:
+                raise BindError(
+                    f"this rank has {length} positions of {of!r} in {first}, {size} in sizes",
+                    hint="leave sizes out that tensors have",
+                )
+    for axis in () if some else sharding.meshes:
+        if axis not in found and axis not in sharding.outputs and axis not in (known or {}):
+            raise BindError(
+                f"no tensor has the sharded axis {axis!r}",
+                hint="shard axes that tensors are read along, or give this rank's positions in sizes",
+            )
+    return {axis: length for axis, (length, _) in found.items()}
 
 
 def ranks_of(mesh: Mesh) -> dict[str, int]:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from eqfuse.arguments import Arguments, Given
 from eqfuse.certification import Checks
 from eqfuse.devices import Target, place_of
 from eqfuse.differentiate.gradient import cotangents
-from eqfuse.errors import BindError, EqfuseError, VerificationError, did_you_mean
+from eqfuse.errors import EqfuseError, VerificationError, did_you_mean
 from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import DERIVED, SHARDED, Saving, enrol, quoted
@@ -26,8 +25,19 @@ from eqfuse.operator.library import called, is_recorded, recorded
 from eqfuse.operator.shapes import Size, empty_outputs, extents
 from eqfuse.results import source_digest
 from eqfuse.sharding.agreement import MOST_AXES, agreed, digest
-from eqfuse.sharding.axes import Lengths, Mesh, even, link_of, names_of_groups, ranks_of, sharding_of, share
+from eqfuse.sharding.axes import (
+    Lengths,
+    Mesh,
+    even,
+    link_of,
+    names_of_groups,
+    own_lengths,
+    ranks_of,
+    sharding_of,
+    share,
+)
 from eqfuse.sharding.check import certified
+from eqfuse.sharding.dtensors import from_local, local_parts, placements
 from eqfuse.sharding.engine import Place, gathered, in_two_pieces, own_part, run
 from eqfuse.sharding.exchange import Group, Join, Rank, Run, TorchArrays, simulated
 from eqfuse.sharding.kernels import Alone, Kernels, driven
@@ -40,7 +50,7 @@ from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.extents import axes_along
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.prefixes import alike
-from eqfuse.terms.sizes import bind, check_names, check_ranks, places, undetermined
+from eqfuse.terms.sizes import bind, places, undetermined
 from eqfuse.threads import cached, undisturbed
 
 LAYOUTS = ("contiguous", "zigzag")
@@ -267,7 +277,9 @@ class Sharded:
 
     def _described(self, given: Given, known: Mapping[str, Lengths]) -> tuple[dict[str, int], dict[str, int]]:
         """The positions of sharded axes on this rank, and what all ranks have to agree on, as numbers of 63 bits."""
-        own = self._own_lengths(_shapes(given.tensors), known, given.sizes)
+        own = own_lengths(
+            self.program, self.sharding, self._along, _shapes(given.tensors), known, given.sizes
+        )
         parts = {*self._along, *self._rows}
         shapes = sorted(
             (name, tuple(n for at, n in enumerate(tensor.shape) if (name, at) not in parts))
@@ -297,46 +309,6 @@ class Sharded:
     def is_simulated(self) -> bool:
         """Whether this process plays every rank."""
         return isinstance(self.mesh, int | Mapping)
-
-    def _own_lengths(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        known: Mapping[str, Any] | None = None,
-        sizes: Mapping[str, int] | None = None,
-        some: bool = False,
-    ) -> dict[str, int]:
-        """The positions of every sharded axis on this rank, by its tensors or `sizes`. Raises BindError where these differ, or tensors lack
-        dimensions, or, but of `some` tensors, nothing gives an axis that is not `known`."""
-        if not some:
-            check_names(self.program, shapes, dict.fromkeys(self.program.scalars, 0))
-            check_ranks(self.program, shapes)
-        found: dict[str, tuple[int, str]] = {}
-        for (tensor, dimension), axis in self._along.items():
-            shape = shapes.get(tensor)
-            if shape is None or len(shape) <= dimension or axis in self.sharding.outputs:
-                continue
-            length, first = found.setdefault(axis, (shape[dimension], repr(tensor)))
-            if length != shape[dimension]:
-                raise BindError(
-                    f"this rank has {length} positions of {axis!r} in {first}, {shape[dimension]} in {tensor!r}",
-                    hint="give every tensor the same positions",
-                )
-        for axis, size in (sizes or {}).items():
-            of = self.sharding.classes.get(axis)
-            if of is not None and of not in self.sharding.outputs:
-                length, first = found.setdefault(of, (size, "sizes"))
-                if length != size:
-                    raise BindError(
-                        f"this rank has {length} positions of {of!r} in {first}, {size} in sizes",
-                        hint="leave sizes out that tensors have",
-                    )
-        for axis in () if some else self.sharding.meshes:
-            if axis not in found and axis not in self.sharding.outputs and axis not in (known or {}):
-                raise BindError(
-                    f"no tensor has the sharded axis {axis!r}",
-                    hint="shard axes that tensors are read along, or give this rank's positions in sizes",
-                )
-        return {axis: length for axis, (length, _) in found.items()}
 
     def _rank(self) -> Rank:
         return {mesh: self._group(mesh).rank for mesh in self._meshes}
@@ -437,7 +409,9 @@ class Sharded:
 
     def _simulated(self, given: Given, lengths: Mapping[str, Lengths] | None) -> list[torch.Tensor]:
         """The outputs of ranks of this process, that share whole tensors out evenly, or by `lengths`."""
-        whole = self._own_lengths(_shapes(given.tensors), lengths, given.sizes)
+        whole = own_lengths(
+            self.program, self.sharding, self._along, _shapes(given.tensors), lengths, given.sizes
+        )
         cut = {axis: even(n, self.ranks[self.sharding.meshes[axis]]) for axis, n in whole.items()}
         cut |= lengths or {}
         arrays, ranks, places = TorchArrays(), list[tuple[Run, Rank]](), list[Place]()
@@ -477,7 +451,9 @@ class Sharded:
         """This rank's shards of whole tensors, shared out evenly: `s(**s.local(Q=Q, K=K, V=V))`."""
         lengths = {
             axis: even(n, self.ranks[self.sharding.meshes[axis]])
-            for axis, n in self._own_lengths(_shapes(values), some=True).items()
+            for axis, n in own_lengths(
+                self.program, self.sharding, self._along, _shapes(values), some=True
+            ).items()
         }
         place = Place(
             self.sharding, self._rank(), self.ranks, lengths, {}, self._along, self.layout == "zigzag"
@@ -496,7 +472,7 @@ class Sharded:
                 )
         same = {self.sharding.classes.get(axis, axis): tuple(each) for axis, each in lengths.items()}
         given = Arguments(self.program).given(values)
-        whole = self._own_lengths(_shapes(given.tensors))
+        whole = own_lengths(self.program, self.sharding, self._along, _shapes(given.tensors))
         for axis, each in same.items():
             if (
                 axis not in whole
@@ -517,19 +493,12 @@ class Sharded:
             raise EqfuseError("DTensors are contiguous", hint="give local tensors: s.local(x=x) has a rank's")
         if not isinstance(self.mesh, DeviceMesh):
             raise EqfuseError("DTensors need a DeviceMesh", hint="give eq.shard the mesh of the DTensors")
-        local: dict[str, Any] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, value in values.items():
-            local[name] = value
-            if isinstance(value, DTensor):
-                if value.device_mesh != self.mesh:
-                    raise BindError(
-                        f"{name!r} is on another mesh", hint="give eq.shard the mesh of the DTensors"
-                    )
-                shapes[name] = tuple(value.shape)
-                wanted = self._placements(name)
-                placed = value if tuple(value.placements) == wanted else value.redistribute(placements=wanted)
-                local[name] = placed.to_local()
+        meshes = {
+            at: self.sharding.meshes[axis]
+            for at, axis in self._along.items()
+            if axis not in self.sharding.outputs
+        }
+        local, shapes = local_parts(values, self.mesh, [*self.ranks], meshes)
         counts = {
             axis: shapes[tensor][dimension]
             for (tensor, dimension), axis in self._along.items()
@@ -548,20 +517,11 @@ class Sharded:
             results = self._differentiated(local, lengths if known else None, sizes)
         made, found = results if isinstance(results, tuple) else (results,), []
         for output, value in zip(self.program.outputs, made, strict=True):
-            shape = torch.Size(
-                self._whole_size(axis, size, counts, local, sizes)
-                for axis, size in zip(output.axes, value.shape, strict=True)
-            )
-            strides = [prod(shape[at + 1 :]) for at in range(len(shape))]
-            where: list[Placement] = [Replicate() for _ in self.ranks]
-            for dimension, axis in enumerate(output.axes):
-                if (mesh := self.sharding.mesh(axis)) is not None:
-                    where[list(self.ranks).index(mesh)] = Shard(dimension)
-            found.append(
-                DTensor.from_local(
-                    value, self.mesh, where, run_check=False, shape=shape, stride=tuple(strides)
-                )
-            )
+            sizes_of = zip(output.axes, value.shape, strict=True)
+            shape = [self._whole_size(axis, size, counts, local, sizes) for axis, size in sizes_of]
+            meshes_of = enumerate(map(self.sharding.mesh, output.axes))
+            axes = {at: mesh for at, mesh in meshes_of if mesh is not None}
+            found.append(from_local(value, self.mesh, placements(self.ranks, axes), shape))
         return found[0] if len(found) == 1 else tuple(found)
 
     def _whole_size(
@@ -586,13 +546,6 @@ class Sharded:
             return sizes[axis]
         assert self._place is not None
         return sum(self._place.lengths[of])
-
-    def _placements(self, tensor: str) -> tuple[Placement, ...]:
-        found: list[Placement] = [Replicate() for _ in self.ranks]
-        for (name, dimension), axis in self._along.items():
-            if name == tensor and axis not in self.sharding.outputs:
-                found[list(self.ranks).index(self.sharding.meshes[axis])] = Shard(dimension)
-        return tuple(found)
 
     # -- gradients ---------------------------------------------------------------------------------
 
