@@ -9,10 +9,8 @@ installed: by the elements that both visit and leave.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ import torch.nn.functional as F
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, recorded
+from bench.timing import in_turn
 from eqfuse.rules.reassociate import cheapest, visited
 from eqfuse.terms.nodes import Axis, Expr, Load, Output, Program, Reduce, call, walk
 from eqfuse.terms.parser import parse
@@ -409,7 +408,7 @@ def row_of(name: str, order: Order, options: Options) -> dict[str, Any]:
     greatest = float(exact.abs().max())
     row["error"] = float((found["ms"] - exact).abs().max()) / greatest
     row["written_error"] = float((found["written_ms"] - exact).abs().max()) / greatest
-    row |= timed(calls, given, on_gpu)
+    row |= in_turn(calls, given, options.device)
     plan = kernel.plan
     extents = {axis: n for axis, n in plan.sizes}
     row["order"], row["plan"] = output_lines(plan.order), repr(plan)
@@ -426,27 +425,6 @@ def shaped(program: Program) -> dict[str, list[str]]:
         (load.tensor, n): at.name for load in loads for n, at in enumerate(load.index) if isinstance(at, Axis)
     }
     return {t.name: [read[t.name, n] for n in range(t.rank)] for t in program.tensors}
-
-
-def timed(
-    calls: Mapping[str, Callable[[dict[str, Any]], Any]], given: Sequence[dict[str, Any]], on_gpu: bool
-) -> dict[str, float]:
-    """Milliseconds of one call of each, in turns: medians."""
-    seconds: dict[str, list[float]] = {what: [] for what in calls}
-    for turn in range(REPEATS + 2):
-        in_turn = list(calls.items())
-        for place in range(len(in_turn)):  # who is first finds its inputs out of the caches
-            what, run_once = in_turn[(place + turn) % len(in_turn)]
-            values = given[(turn + turn // len(given)) % len(given)]
-            if on_gpu:
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            run_once(values)
-            if on_gpu:
-                torch.cuda.synchronize()
-            if turn > 1:
-                seconds[what].append(time.perf_counter() - start)
-    return {what: 1e3 * median(each) for what, each in seconds.items()}
 
 
 # -- chains ----------------------------------------------------------------------------------------

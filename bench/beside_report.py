@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 from tempfile import mkdtemp
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, one_line, recorded
+from bench.timing import in_turn
 
 TITLE = "Beside peers"
 PEERS = ("eqfuse", "torch", "torch.compile", "FlexAttention", "JAX", "KeOps")
@@ -346,8 +346,9 @@ def row_of(name: str, program: Program, options: Options) -> dict[str, Any]:
             error = float((torch.as_tensor(np.array(found)) - exact).abs().max()) / greatest
             peers[peer] = {"first": first, "error": error}
             calls[peer] = call
-    for peer, ms in _timed(calls, given).items():
-        peers[peer]["ms"] = ms
+    with torch.no_grad():
+        for peer, ms in in_turn(calls, given, "cpu", rounds=REPEATS, most_seconds=MOST_SECONDS).items():
+            peers[peer]["ms"] = ms
     best = min(
         found["ms"] for peer, found in peers.items() if peer != "eqfuse" and found["error"] < MOST_ERROR
     )
@@ -419,23 +420,6 @@ def _of_arrays(make: Callable[[], Callable[..., Any]] | None) -> Callable[[Value
         return call(*known[id(values)]).block_until_ready()
 
     return called
-
-
-def _timed(calls: Mapping[str, Callable[[Values], Any]], given: list[dict[str, T]]) -> dict[str, float]:
-    """Milliseconds of one call of each, in turns: medians, after two calls that warm it up."""
-    seconds: dict[str, list[float]] = {peer: [] for peer in calls}
-    with torch.no_grad():
-        for turn in range(REPEATS + 2):
-            in_turn = list(calls.items())
-            for place in range(len(in_turn)):  # who is first finds its inputs out of the caches
-                peer, call = in_turn[(place + turn) % len(in_turn)]
-                if turn and median(seconds[peer]) > MOST_SECONDS:
-                    continue
-                values = given[(turn + turn // len(given)) % len(given)]
-                start = time.perf_counter()
-                call(values)
-                seconds[peer].append(time.perf_counter() - start)
-    return {peer: 1e3 * median(each[2:] or each) for peer, each in seconds.items()}
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

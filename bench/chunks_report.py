@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 
 import eqfuse as eq
-from bench.algebra_report import timed
 from bench.report import Column, Options, Report, chosen_names, geometric_mean, recorded
 from bench.scans_report import recurrent, shown, with_gradients
+from bench.timing import in_turn
 
 T = torch.Tensor
 Tensors = dict[str, T]
@@ -169,8 +169,7 @@ def row_of(name: str, shape: tuple[int, int, int, int], options: Options) -> dic
         except ImportError as error:
             row["peer"] = f"no flash-linear-attention: {error}"
     found = kernel(**given[0])
-    on_gpu = options.device == "cuda"
-    row |= timed(calls, given, on_gpu)
+    row |= in_turn(calls, given, options.device)
     row["plan"], row["proved"] = kernel.plan.schedule, bool(kernel.derivation.check())
     first = {n: t[:1, :, 0].double() for n, t in given[0].items() if n in "qrv"}
     exact = recurrent(first["q"], first["r"], first["v"], case.gates(given[0])[:1, :, 0].double())
@@ -185,4 +184,4 @@ def row_of(name: str, shape: tuple[int, int, int, int], options: Options) -> dic
     except RuntimeError as error:  # a peer that refuses its own backward for this version of Triton
         row["peer"] = str(error).splitlines()[0]
         del backward["peer_back_ms"]
-    return row | timed(backward, given, on_gpu)
+    return row | in_turn(backward, given, options.device)

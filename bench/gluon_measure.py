@@ -6,14 +6,12 @@ limit after a second. Results are compared with float64 in the same run.
 
 from __future__ import annotations
 
-import itertools
 import math
 import multiprocessing
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from functools import partial
 from typing import Any
@@ -27,13 +25,11 @@ from bench.gluon_forms import Form, forms, kernel_of, short
 from bench.gpu import TOLERANCE
 from bench.report import Options, Report
 from bench.running import noted, resources
+from bench.timing import sustained
+from eqfuse.measure import rms_error
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.triton.launch import TritonProgram, load
 
-SUSTAINED_MS = 30.0
-ROUNDS = 4
-LEAST_MS = 0.5
-"""Of the calls that a graph has."""
 CHECKED_ROWS = 64
 """Rows that are compared with float64 at the start, in the middle and at the end, of every head."""
 
@@ -150,7 +146,7 @@ def _measure(cell: Cell, kernel: eq.Kernel, options: Options, row: dict[str, Any
             out = call()
             assert isinstance(out, torch.Tensor)
             errors = [
-                _error(cell.some(out, a, b), some) for (a, b), some in zip(parts, reference, strict=True)
+                rms_error(cell.some(out, a, b), some) for (a, b), some in zip(parts, reference, strict=True)
             ]
             about["error"] = float(torch.tensor(errors).max())  # NaN where one is
             about["agrees"] = about["error"] <= TOLERANCE[cell.dtype] and bool(out.isfinite().all())
@@ -171,7 +167,7 @@ def _measure(cell: Cell, kernel: eq.Kernel, options: Options, row: dict[str, Any
             about = row["peers"][peer.name] = {"kind": peer.kind}
             with noted(about):
                 add(peer.name, about, partial(peer.make(inputs), inputs))
-    for name, ms in _sustained({name: call for name, (_, call) in runs.items()}).items():
+    for name, ms in sustained({name: call for name, (_, call) in runs.items()}).items():
         runs[name][0].update(ms=ms, tflops=cell.flops / ms / 1e9)
     row["triton"] = next((f["tflops"] for f in row["forms"] if f["kind"] == "Triton" and "tflops" in f), None)
 
@@ -182,49 +178,8 @@ def _parts(length: int) -> Iterator[tuple[int, int]]:
         yield first, first + rows
 
 
-def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Relative root mean square."""
-    return float((found.double() - exact).norm() / exact.norm())
-
-
 def _taken(kernel: eq.Kernel, form: Form) -> dict[str, Any]:
     """Registers, spills and shared memory of a form's kernels, the most of each."""
     module = load(form.source(kernel))
     kinds = resources(getattr(module, kernel.name)).values()
     return {key: max(kind[key] for kind in kinds) for key in ("registers", "spilled_bytes", "shared_bytes")}
-
-
-def _sustained(runs: Mapping[str, Call]) -> dict[str, float]:
-    """Milliseconds of a launch, medians of rounds in which all run in turn, each round from another one on: the clock is still
-    that of who ran before."""
-    rounds = {name: _round(call) for name, call in runs.items()}
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    order = list(rounds.items())
-    for number in range(ROUNDS):
-        first = number * len(order) // ROUNDS
-        for name, (replay, replays, calls) in order[first:] + order[:first]:
-            found[name].append(_milliseconds(itertools.repeat(replay, replays)) / (replays * calls))
-    return {name: statistics.median(times) for name, times in found.items()}
-
-
-def _round(call: Call) -> tuple[Call, int, int]:
-    """What replays a graph of some calls, how many replays make up a round, and of how many calls each: the host, which takes
-    longer for a call than short kernels run, is not what is timed."""
-    took = _milliseconds([call] * 3) / 3
-    calls = max(1, math.ceil(LEAST_MS / took))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    took = _milliseconds([graph.replay] * 3) / 3
-    return graph.replay, max(3, round(SUSTAINED_MS / took)), calls
-
-
-def _milliseconds(calls: Iterable[Call]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    for call in calls:
-        call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))

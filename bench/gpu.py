@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from triton.testing import do_bench, do_bench_cudagraph
 
+from bench.timing import milliseconds
 from bench.workloads import WORKLOADS, Case, Workload
 from eqfuse.measure import as_tuple, worst_error
 
@@ -29,19 +28,6 @@ def load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def milliseconds(run: Callable[[], Any]) -> float:
-    """Median of graph replays; of single launches where the work cannot be captured."""
-    run()
-    torch.cuda.synchronize()
-    try:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            return float(do_bench_cudagraph(run, rep=30, return_mode="median"))
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return float(do_bench(run, warmup=10, rep=30, return_mode="median"))
 
 
 def measure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:

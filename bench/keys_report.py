@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import eqfuse as eq
-from bench.algebra_report import timed
 from bench.report import Column, Options, Report, chosen_names, recorded
 from bench.scans_report import summarise
+from bench.timing import in_turn
 
 TITLE = "Reductions by key"
 COLUMNS = (
@@ -167,7 +167,7 @@ def row_of(name: str, of: ByKey, options: Options) -> dict[str, Any]:
     given = [drawn(positions) for _ in range(3)]
     row: dict[str, Any] = {"program": name, "text": of.text, "positions": positions, "keys": keys}
     calls["ms"](given[0])
-    row |= timed(calls, given, on_gpu)
+    row |= in_turn(calls, given, options.device)
     by = "sorted" if "sorted positions" in str(kernel.certificate) else "as written"
     row["plan"] = f"{kernel.plan.schedule}, {by}"
     for what, others in (
@@ -175,7 +175,7 @@ def row_of(name: str, of: ByKey, options: Options) -> dict[str, Any]:
         ("skewed", [drawn(positions, True) for _ in range(3)]),
     ):
         calls["ms"](others[0])
-        row[what] = timed({"ms": calls["ms"]}, others, on_gpu)["ms"]
+        row[what] = in_turn({"ms": calls["ms"]}, others, options.device)["ms"]
     row["longer"] /= row["ms"]
     values = drawn(positions)
     wide = {n: t.double() if t.is_floating_point() else t for n, t in values.items()}

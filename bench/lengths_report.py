@@ -19,6 +19,7 @@ import torch
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, recorded
+from bench.timing import milliseconds, seconds_of
 
 LARGEST = 65536
 CPU_SCALE = 16
@@ -134,7 +135,7 @@ def called(name: str, largest: int, options: Options) -> tuple[eq.Kernel, dict[s
     new_ms, started, before = [], [], (0, 0)
     for length in wanted:
         given = inputs(length, options.device)
-        first, second = (_seconds(kernel, given, options.device) for _ in range(2))
+        first, second = (seconds_of(partial(kernel, **given), options.device)[1] for _ in range(2))
         new_ms.append(1e3 * max(0.0, first - second))
         now = len({id(region.compiled) for region in kernel.regions}), kernel.compilations
         started.append("plan" if now[0] > before[0] else "binary" if now[1] > before[1] else "")
@@ -142,7 +143,7 @@ def called(name: str, largest: int, options: Options) -> tuple[eq.Kernel, dict[s
     slow = [what for what, ms in zip(started[1:], new_ms[1:], strict=True) if ms > SLOW_MS]
     regions, binaries = kernel.regions, kernel.compilations
     given = inputs(wanted[0], options.device)
-    whole = min(_seconds(kernel, given, options.device) for _ in range(20))
+    whole = min(seconds_of(partial(kernel, **given), options.device)[1] for _ in range(20))
     return kernel, {
         "program": name,
         "lengths": wanted,
@@ -172,17 +173,6 @@ def regrets(name: str, kernel: eq.Kernel, wanted: Sequence[int], options: Option
     return {"regrets": found, "regret_median": statistics.median(found), "regret_worst": max(found)}
 
 
-def _seconds(kernel: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
-    """One call, to its end."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    kernel(**given)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def _queued(kernel: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
     """What one of many calls in a row takes of the processor, which a GPU does not wait for: the least of several rounds."""
     found = []
@@ -198,13 +188,11 @@ def _queued(kernel: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
 
 def _ratio(kernel: eq.Kernel, alone: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
     """The time of a call of `kernel` over one of `alone`, taken in turns; on a GPU that of the GPU alone."""
+    calls = [partial(each, **given) for each in (kernel, alone)]
     if device == "cuda":
-        from bench.gpu import milliseconds
-
-        calls = [partial(each, **given) for each in (kernel, alone)]
         rounds = [[milliseconds(call) for call in calls] for _ in range(2)]
         return min(a for a, _ in rounds) / min(b for _, b in rounds)
-    for each in (kernel, alone):
-        _seconds(each, given, device)
-    pairs = [[_seconds(each, given, device) for each in (kernel, alone)] for _ in range(REPEATS)]
+    for call in calls:
+        call()
+    pairs = [[seconds_of(call, device)[1] for call in calls] for _ in range(REPEATS)]
     return min(a for a, _ in pairs) / min(b for _, b in pairs)

@@ -24,6 +24,8 @@ from torch import Tensor
 import eqfuse as eq
 from bench.decoder import SHAPES, Decoder
 from bench.report import Column, Options, Report, chosen_names, geometric_mean, in_one_line, one_line, shown
+from bench.timing import seconds_of
+from eqfuse.measure import rms_error, synchronize
 from eqfuse.torch.backend import eqfuse as backend
 
 TITLE = "Decoders with random weights"
@@ -50,7 +52,6 @@ ERRORS = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 def run(options: Options, report: Report) -> None:
     """Failures: a way that does not run, and logits that are other ones. With `--seconds`, no way begins later."""
-    started = time.perf_counter()
     on_gpu = options.device.startswith("cuda")
     prompt, tokens = (4096, 512) if on_gpu and not options.small else (24, 6)
     for name, batches in _chosen(options.only, on_gpu).items():
@@ -65,13 +66,12 @@ def run(options: Options, report: Report) -> None:
                 torch.set_default_dtype(before)
         for batch in batches:
             ids = torch.randint(0, SHAPES[name].vocabulary, (batch, prompt), device=options.device)
-            rows, ready = _made(model, ids, prompt + tokens, options, dtype, report, (name, batch), started)
+            rows, ready = _made(model, ids, prompt + tokens, options, dtype, report, (name, batch))
             _time(rows, ready, tokens)
             for row in rows:
                 report.add(row)
                 print(in_one_line(row, COLUMNS), flush=True)
             if len(rows) < len(list(_ways(options))):
-                report.summary.append(f"{name}, batch {batch}: not every way was begun: out of time")
                 return _compare(report)
     _compare(report)
 
@@ -87,7 +87,6 @@ def _made(
     dtype: torch.dtype,
     report: Report,
     cell: tuple[str, int],
-    started: float,
 ) -> tuple[list[Row], dict[str, Ready]]:
     """A row for each way that was begun in time, and those that run."""
     rows: list[Row] = []
@@ -96,7 +95,7 @@ def _made(
     torch._dynamo.reset()
     model.cached(len(ids), room)
     for way, compiler in _ways(options):
-        if time.perf_counter() - started > options.seconds:
+        if report.is_late(options, f"{cell[0]}, batch {cell[1]}, {way}"):
             break
         row: Row = {"model": cell[0], "batch": cell[1], "way": way}
         rows.append(row)
@@ -110,7 +109,7 @@ def _made(
             ready[way] = found
             row["compile_seconds"] = found.compiling
             expected = expected or logits
-            row["error"] = max(map(_distance, logits, expected))
+            row["error"] = max(map(rms_error, logits, expected))
             if not row["error"] <= ERRORS[dtype]:
                 report.failures.append(f"{cell[0]} {cell[1]} {way}: logits are off by {row['error']:.1e}")
         if way.startswith("eqfuse"):
@@ -130,17 +129,9 @@ def _chosen(only: str | None, on_gpu: bool) -> dict[str, list[int]]:
 
 
 def _compare(report: Report) -> None:
-    rows = {(row["model"], row["batch"], row["way"]): row for row in report.rows}
     for what in ("prefill_ms", "token_ms"):
         for way in ("eqfuse", "eqfuse, all"):
-            ratios = [
-                other[what] / row[what]
-                for (model, batch, name), row in rows.items()
-                if name == way
-                and what in row
-                and what in (other := rows.get((model, batch, "torch.compile"), {}))
-            ]
-            if ratios:
+            if ratios := report.ratios(what, "torch.compile", way, "model", "batch"):
                 report.summary.append(
                     f"{what}: {way} {geometric_mean(ratios):.3f} of torch.compile, {len(ratios)} cells"
                 )
@@ -189,7 +180,7 @@ def _compiled(
     start = time.perf_counter()
     first = run(ids, at)
     step()
-    _wait(device)
+    synchronize(device.type)
     compiling = time.perf_counter() - start
     replay: Callable[[], object] = step
     last = None
@@ -213,7 +204,7 @@ def _time(rows: Sequence[Row], ready: Mapping[str, Ready], tokens: int) -> None:
         for number in range(ROUNDS + 1):
             for way, each in ready.items():
                 for what, call in (("prefill", each.prefill), ("called", each.step)):
-                    host, whole = _seconds(call, each.place.device)
+                    host, whole = seconds_of(call, each.place.device.type)
                     if number:  # the first calls may have something to make
                         found[way][what].append(whole)
                         found[way][f"{what}_host"].append(host)
@@ -223,13 +214,13 @@ def _time(rows: Sequence[Row], ready: Mapping[str, Ready], tokens: int) -> None:
             row |= {f"{what}_ms": 1e3 * statistics.median(times) for what, times in found[way].items()}
             each = ready[way]
             prompt = int(each.place)
-            _wait(each.place.device)
+            synchronize(each.place.device.type)
             start, count = time.perf_counter(), 0
             while count < tokens and (count % 32 or time.perf_counter() - start < LONGEST):
                 each.place.fill_(prompt + count)
                 each.replay()
                 count += 1
-            _wait(each.place.device)
+            synchronize(each.place.device.type)
             seconds = time.perf_counter() - start
             each.place.fill_(prompt)
             row |= {
@@ -237,22 +228,3 @@ def _time(rows: Sequence[Row], ready: Mapping[str, Ready], tokens: int) -> None:
                 "tokens_per_second": count * row["batch"] / seconds,
                 "tokens": count,
             }
-
-
-def _distance(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Of a call: until it comes back, and until all of it is done."""
-    _wait(device)
-    start = time.perf_counter()
-    call()
-    host = time.perf_counter() - start
-    _wait(device)
-    return host, time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

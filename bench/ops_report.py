@@ -8,17 +8,15 @@ waiting for each, and memory is the peak of forward and backward over inputs. Wi
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from bench.algebra_report import timed
 from bench.library import HELD, Case, Sizes, cases, drawn
 from bench.report import Column, Options, Report, chosen_names, geometric_mean, in_one_line, recorded, shown
-from bench.training_report import series
+from bench.timing import in_turn, peak_gb, series
 
 TITLE = "The library of programs"
 T = torch.Tensor
@@ -57,13 +55,11 @@ TIMES_TORCHS = 10.0
 def run(options: Options, report: Report) -> None:
     """Failures: a program that does not run, is not verified, or is wrong."""
     os.environ.setdefault("EQFUSE_NATIVE", "wait")  # what is timed is C++
-    started = time.perf_counter()
     on_gpu = options.device.startswith("cuda")
     with torch.device(options.device):
         every = cases(Sizes() if options.small else ON_GPU if on_gpu else SIZES)
     for name in chosen_names(options.only, tuple(every)):
-        if time.perf_counter() - started > options.seconds:
-            report.summary.append(f"{name} and what follows was not begun: out of time")
+        if report.is_late(options, name):
             break
         with recorded(report.failing(name)):
             row = row_of(name, every[name], options)
@@ -149,7 +145,7 @@ def row_of(name: str, case: Case, options: Options) -> dict[str, Any]:
     if not on_gpu:
         forward = {f"{label}ms": call for label, call in ways.items()}
         both = {f"{label}back_ms": partial(with_backward.of, call) for label, call in ways.items()}
-        return row | timed(forward, [tensors], False) | timed(both, [tensors], False)
+        return row | in_turn(forward, [tensors], options.device) | in_turn(both, [tensors], options.device)
     if (liger := ligers(name)) is not None:
         own = {key: t.clone() for key, t in tensors.items()}  # it writes gradients over its inputs
         ways["liger_"] = lambda given: liger(**given)
@@ -162,16 +158,15 @@ def row_of(name: str, case: Case, options: Options) -> dict[str, Any]:
 
 def _on_gpu(label: str, call: Call, with_backward: _Backward, given: Given) -> dict[str, float]:
     """Milliseconds of calls that are launched without waiting, and gigabytes."""
-    device = next(iter(given.values())).device
-    with_backward.of(call, given)
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    with_backward.of(call, given)
+
+    def both() -> object:
+        return with_backward.of(call, given)
+
+    both()
     return {
-        f"{label}memory_gb": (torch.cuda.max_memory_allocated() - before) / 1e9,
-        f"{label}ms": series(lambda: call(given), device),
-        f"{label}back_ms": series(lambda: with_backward.of(call, given), device),
+        f"{label}memory_gb": peak_gb(both),
+        f"{label}ms": series(lambda: call(given), "cuda"),
+        f"{label}back_ms": series(both, "cuda"),
     }
 
 

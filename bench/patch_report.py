@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import eqfuse as eq
-from bench.report import Column, Options, Report, chosen_names, geometric_mean, in_one_line, one_line, shown
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, shown
+from eqfuse.measure import rms_error
 
 TITLE = "Patched models in training"
 COLUMNS = (
@@ -109,28 +110,19 @@ def run(options: Options, report: Report) -> None:
     import transformers
 
     os.environ.setdefault("EQFUSE_NATIVE", "wait")  # what is timed is C++
-    started = time.perf_counter()
     for name in names:
         model = built(transformers, SHAPES[name], options)
         batches = drawn(model, options)
         exact = outputs(_exact(model), batches[0])
         losses: list[float] = []
         for way, prepare in _ways(options):
-            if time.perf_counter() - started > options.seconds:
-                report.summary.append(f"{name}, {way}: it and what follows were not begun: out of time")
+            if report.is_late(options, f"{name}, {way}"):
                 return _compare(report)
-            row: dict[str, Any] = {"model": name, "way": way}
-            try:
+            ours = way in ("unpatched", "eqfuse")
+            with report.row(f"{name}, {way}", fails=ours, model=name, way=way) as row:
                 row |= _trained(copy.deepcopy(model), prepare, batches, exact, options)
-            except Exception as error:  # noqa: BLE001  a way that breaks is a row of the report
-                row["failed"] = one_line(error)[:200]
-                if way in ("unpatched", "eqfuse"):
-                    report.failures.append(f"{name}, {way}: {one_line(error)}")
-            else:
                 losses = losses or row["losses"]
                 row["apart"] = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], losses, strict=True))
-            report.add(row)
-            print(in_one_line(row, COLUMNS), flush=True)
             if row.get("done"):
                 print(row["done"], flush=True)
             gc.collect()
@@ -243,7 +235,7 @@ def _trained(
     seconds: list[float] = []
     with prepare(model) as (called, row["done"]):
         found = outputs(called, batches[0])
-        row["error"] = float((found.double() - exact.double()).norm() / exact.double().norm())
+        row["error"] = rms_error(found, exact)
         for step in range(steps):
             if on_gpu:
                 if step == skipped:
@@ -282,15 +274,9 @@ def _judge(report: Report, name: str, dtype: torch.dtype) -> None:
 
 
 def _compare(report: Report) -> None:
-    rows = {(row["model"], row["way"]): row for row in report.rows if "failed" not in row}
     for what, label in (("step_ms", "step"), ("memory_gb", "memory")):
         for other in ("unpatched", "Liger", "torch.compile"):
-            ratios = [
-                rows[name, other][what] / row[what]
-                for (name, way), row in rows.items()
-                if way == "eqfuse" and (name, other) in rows and row[what]
-            ]
-            if ratios:
+            if ratios := report.ratios(what, other, "eqfuse", "model"):
                 mean = geometric_mean(ratios)
                 report.summary.append(
                     f"{label}: {other} over eqfuse {mean:.2f}, geometric mean of {len(ratios)}"

@@ -23,6 +23,7 @@ import torch
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, recorded
+from bench.timing import milliseconds
 
 PAGE = 16
 FLEX_BLOCK = 128
@@ -186,7 +187,7 @@ def _timed(
     device: str,
 ) -> None:
     """Notes what a call takes, and the rate that this is."""
-    row["ms"][name] = ms = _milliseconds(call, device)
+    row["ms"][name] = ms = milliseconds(call, device)
     if cell.decode:
         row.setdefault("copy", _copied(device))
         row.setdefault("of_copy", {})[name] = _bytes(cell, given) / (ms * 1e-3) / row["copy"]
@@ -357,21 +358,8 @@ def _flex(cell: Cell, given: Mapping[str, Any], lengths: torch.Tensor) -> Callab
 # -- times ----------------------------------------------------------------------------------------------
 
 
-def _milliseconds(call: Callable[[], Any], device: str) -> float:
-    if device == "cuda":
-        from bench.gpu import milliseconds
-
-        return milliseconds(call)
-    taken = []
-    for _ in range(6):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return 1e3 * min(taken)
-
-
 def _copied(device: str) -> float:
     """Bytes a second of a copy, those read and those written."""
     source = torch.empty((1 << 30) if device == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * source.numel() / (_milliseconds(lambda: target.copy_(source), device) * 1e-3)
+    return 2 * source.numel() / (milliseconds(lambda: target.copy_(source), device) * 1e-3)

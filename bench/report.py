@@ -67,6 +67,7 @@ class Report:
     summary: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     path: Path | None = None
+    started: float = field(default_factory=time.perf_counter)
 
     def add(self, *rows: dict[str, Any]) -> None:
         self.rows += rows
@@ -75,6 +76,35 @@ class Report:
     def failing(self, subject: str) -> Callable[[str], None]:
         """Where `recorded` may put what broke about `subject`."""
         return lambda problem: self.failures.append(f"{subject}: {problem}")
+
+    def is_late(self, options: Options, what: str) -> bool:
+        """Whether the time that the options give is over; the summary says then that `what` was not begun."""
+        late = time.perf_counter() - self.started > options.seconds
+        if late:
+            self.summary.append(f"{what} and what follows was not begun: out of time")
+        return late
+
+    @contextmanager
+    def row(self, subject: str, *, fails: bool = True, **about: Any) -> Iterator[dict[str, Any]]:
+        """A row to fill in, which is added and printed at the end. What breaks inside is said in the row, and is a failure of the
+        report where it `fails` the subject: a peer that does not run is a result."""
+        row: dict[str, Any] = about
+        try:
+            yield row
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is a result of the benchmark)
+            row["failed"] = one_line(error)[:200]
+            if fails:
+                self.failures.append(f"{subject}: {one_line(error)}")
+        self.add(row)
+        print(in_one_line(row, self.columns), flush=True)
+
+    def ratios(self, what: str, other: str, ours: str, *cell: str) -> list[float]:
+        """`what` of one way over that of ours, for each cell whose rows, told apart by the keys `cell`, have both."""
+        found: dict[tuple[Any, ...], dict[str, float]] = {}
+        for row in self.rows:
+            if row.get(what) and "failed" not in row:
+                found.setdefault(tuple(row[key] for key in cell), {})[row["way"]] = row[what]
+        return [ways[other] / ways[ours] for ways in found.values() if {ours, other} <= ways.keys()]
 
     def print(self, console: Console) -> None:
         from rich.table import Table  # here, so that machines without rich can run what is reported on

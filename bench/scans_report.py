@@ -8,16 +8,17 @@ positions of one row (`--small`: 2,000), where what is exact is a loop over posi
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 import eqfuse as eq
-from bench.algebra_report import shaped, timed
+from bench.algebra_report import shaped
 from bench.report import Column, Options, Report, chosen_names, geometric_mean, recorded
+from bench.timing import in_turn, seconds_of
 from eqfuse.terms.parser import parse
 
 TITLE = "Prefixes and recurrences"
@@ -297,7 +298,7 @@ def backward_of(
     calls: Mapping[str, Callable[[dict[str, T]], T]],
     given: list[dict[str, T]],
     twice: list[dict[str, T]],
-    on_gpu: bool,
+    device: str,
 ) -> dict[str, float | None]:
     """Forward and backward, of what has one: what torch writes to in place, or finds a position by, has none. What takes long is
     called twice alone."""
@@ -310,28 +311,21 @@ def backward_of(
         except RuntimeError:
             del short[what]
             continue
-        if (once := seconds_of(call, given[0])) > LONG_CALL:
+        if (once := seconds_of(partial(call, given[0]), device)[1]) > LONG_CALL:
             del short[what]
             found[what] = 1e3 * once
-    found |= timed(short, given, on_gpu)
+    found |= in_turn(short, given, device)
     if found["back_ms"] is not None:
         both["back_ms"](twice[0])
-        longer = 1e3 * seconds_of(both["back_ms"], twice[0])
+        longer = 1e3 * seconds_of(partial(both["back_ms"], twice[0]), device)[1]
         if "back_ms" in short:
-            longer = timed({"back_ms": both["back_ms"]}, twice, on_gpu)["back_ms"]
+            longer = in_turn({"back_ms": both["back_ms"]}, twice, device)["back_ms"]
         found["back_longer"] = longer / found["back_ms"]
     return found
 
 
-def seconds_of(call: Callable[[dict[str, T]], T], values: dict[str, T]) -> float:
-    start = time.perf_counter()
-    float(call(values).sum())  # a GPU has ended it then
-    return time.perf_counter() - start
-
-
 def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
     """One program, called on fresh inputs."""
-    on_gpu = options.device == "cuda"
     length, rows = (scan.length // 16, max(1, scan.rows // 16)) if options.small else (scan.length, scan.rows)
     features = FEATURES // 8 if options.small else FEATURES
     axes_of = shaped(parse(scan.text))
@@ -352,13 +346,13 @@ def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
     given = [drawn(rows, length) for _ in range(3)]
     row: dict[str, Any] = {"program": name, "text": scan.text, "length": length, "rows": rows}
     kernel(**given[0])
-    row |= timed(calls, given, on_gpu)
+    row |= in_turn(calls, given, options.device)
     row["plan"], row["proved"] = repr(kernel.plan), bool(kernel.derivation.check())
     row["plan"] = kernel.plan.schedule + (", reassociated" if kernel.plan.form == "reassociated" else "")
     twice = [drawn(rows, 2 * length) for _ in range(3)]
     kernel(**twice[0])
-    row["longer"] = timed({"ms": calls["ms"]}, twice, on_gpu)["ms"] / row["ms"]
-    row |= backward_of(calls, given, twice, on_gpu)
+    row["longer"] = in_turn({"ms": calls["ms"]}, twice, options.device)["ms"] / row["ms"]
+    row |= backward_of(calls, given, twice, options.device)
     long = drawn(1, LONG // 50 if options.small else LONG, min(features, 16))
     exact = (scan.exact or scan.torch)({n: t.double().cpu() for n, t in long.items()})
     row["error"] = float((kernel(**long).cpu() - exact).abs().max() / exact.abs().max())

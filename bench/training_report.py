@@ -7,9 +7,7 @@ leading part of each input are compared with float64 in the same run. With `--se
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,11 +16,12 @@ import torch._functorch.config
 from torch import Tensor
 
 import eqfuse as eq
-from bench.report import Column, Options, Report, chosen_names, geometric_mean, in_one_line, one_line, shown
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line, shown
+from bench.timing import peak_gb, seconds_of, series
 from bench.training_cells import Cell, Function, cells
+from eqfuse.measure import rms_error
 
 TITLE = "Forward and backward under autograd, beside torch"
-SERIES_SECONDS = 0.1
 ERRORS = 10.0
 """A gradient may be so many times as far from float64 as torch's own is, or as rounding to its dtype alone."""
 
@@ -41,32 +40,22 @@ COLUMNS = (
 
 def run(options: Options, report: Report) -> None:
     """Failures: a program that does not run, and a gradient that is much farther from float64 than torch's."""
-    started = time.perf_counter()
     torch._functorch.config.donated_buffer = False  # a backward that is run again keeps what it reads
     on_gpu = options.device.startswith("cuda")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     every = {cell.name: cell for cell in cells(options.small or not on_gpu)}
     for name in chosen_names(options.only, tuple(every)):
         cell = every[name]
-        if time.perf_counter() - started > options.seconds:
-            report.summary.append(f"{cell.name} and what follows was not begun: out of time")
+        if report.is_late(options, cell.name):
             break
         measure(cell, options, dtype, report)
     for other in ("flex", "cudnn", "flash", "torch.compile", "torch"):
         for what in ("backward_ms", "both_ms"):
-            ratios = list(_ratios(report, other, what))
+            ratios = report.ratios(what, other, "eqfuse", "cell")
             if ratios:
                 label = "backward" if what == "backward_ms" else "forward and backward"
                 mean = geometric_mean(ratios)
                 report.summary.append(f"{label}: {mean:.2f} of {other}, geometric mean of {len(ratios)}")
-
-
-def _ratios(report: Report, other: str, what: str) -> list[float]:
-    cells_of: dict[str, dict[str, float]] = {}
-    for row in report.rows:
-        if row.get(what):
-            cells_of.setdefault(row["cell"], {})[row["way"]] = row[what]
-    return [ways[other] / ways["eqfuse"] for ways in cells_of.values() if {"eqfuse", other} <= ways.keys()]
 
 
 def ways(cell: Cell, options: Options, dtype: torch.dtype) -> dict[str, Function]:
@@ -105,17 +94,9 @@ def measure(cell: Cell, options: Options, dtype: torch.dtype, report: Report) ->
         report.failures.append(f"{cell.name}: {one_line(error)}")
         return
     for name, function in functions.items():
-        row: dict[str, Any] = {"cell": cell.name, "way": name}
-        try:
+        with report.row(cell.name, fails=name == "eqfuse", cell=cell.name, way=name) as row:
             row |= _timed(cell, function, inputs, cotangent, exact)
-        except Exception as error:  # noqa: BLE001
-            row["failed"] = one_line(error)[:200]
-            if name == "eqfuse":
-                report.failures.append(f"{cell.name}: {one_line(error)}")
-        else:
             errors[name] = row["error"]
-        report.add(row)
-        print(f"{cell.name} {name}: {in_one_line(row, COLUMNS[2:])}", flush=True)
     least = min((error for name, error in errors.items() if name != "eqfuse"), default=0.0)
     if errors.get("eqfuse", 0.0) > ERRORS * max(least, torch.finfo(dtype).eps):
         report.failures.append(f"{cell.name}: an error of {errors['eqfuse']:.1e}, torch's is {least:.1e}")
@@ -126,25 +107,18 @@ def _timed(
 ) -> dict[str, Any]:
     leaves = {name: inputs[name] for name in cell.tensors}
     wanted = tuple(leaves.values())
-    device = cotangent.device
+    device = cotangent.device.type
 
     def both() -> tuple[Tensor, ...]:
         return torch.autograd.grad(function(inputs), wanted, cotangent)
 
-    start = time.perf_counter()
-    both()
-    _wait(device)
-    first = time.perf_counter() - start
+    _, first = seconds_of(both, device)
     memory = None
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        both()
+    if device == "cuda":
         of_gradients = sum(leaf.numel() * leaf.element_size() for leaf in wanted)
-        memory = (torch.cuda.max_memory_allocated() - before - of_gradients) / 1e9
+        memory = peak_gb(both) - of_gradients / 1e9
     made = dict(zip(leaves, both(), strict=True))
-    error = max(_distance(made[name][cell.part[name]], exact[name]) for name in leaves)
+    error = max(rms_error(made[name][cell.part[name]], exact[name]) for name in leaves)
     del made
     forward = series(lambda: function(inputs), device)
     out = function(inputs)
@@ -158,32 +132,3 @@ def _timed(
         "error": error,
         "first_seconds": first,
     }
-
-
-def _distance(found: Tensor, exact: Tensor) -> float:
-    """Root mean square, relative."""
-    return float((found.double() - exact).norm() / exact.norm())
-
-
-def series(call: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of a call among others: the median of three series."""
-    call()
-    start = time.perf_counter()
-    call()
-    _wait(device)
-    one = time.perf_counter() - start
-    count = max(3, min(200, int(SERIES_SECONDS / max(one, 1e-6))))
-    found = []
-    for _ in range(3):
-        _wait(device)
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        _wait(device)
-        found.append(1e3 * (time.perf_counter() - start) / count)
-    return statistics.median(found)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

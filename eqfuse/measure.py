@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Tensors = tuple[torch.Tensor, ...]
+Given = TypeVar("Given")
 
 
 def as_tuple(result: Any) -> Tensors:
@@ -62,32 +64,40 @@ class Times:
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[Mapping[str, torch.Tensor]], Any]],
-    inputs: Callable[[int], Mapping[str, torch.Tensor]],
+    contestants: Mapping[str, Callable[[Given], Any]],
+    inputs: Callable[[int], Given],
     *,
     device: str = "cpu",
     rounds: int = 9,
     budget_seconds: float = 6.0,
     again: int = 0,
+    most_seconds: float = math.inf,
 ) -> Times:
-    """Time the contestants in turn on fresh inputs: one warm-up round, then up to `rounds`; each of them `again` on the
-    same inputs.
+    """Time the contestants in turn on fresh inputs, each round beginning with another one: one warm-up round, then up to `rounds`;
+    each of them `again` on the same inputs.
 
-    Stops early, after three rounds at the least, once `budget_seconds` have passed.
+    Stops early, after three rounds at the least, once `budget_seconds` have passed. The time of a contestant whose warm-up takes
+    longer than `most_seconds` is that of its warm-up.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     warm: dict[str, list[float]] = {name: [] for name in contestants}
+    order, slow = list(contestants.items()), set[str]()
     started = time.perf_counter()
     for index in range(rounds + 1):
-        values = inputs(index)
-        for name, run in contestants.items():
+        values, first = inputs(index), index % max(1, len(order))
+        for name, run in order[first:] + order[:first]:
+            if name in slow:
+                continue
             for kept in (seconds, *[warm] * again):
                 synchronize(device)
                 begin = time.perf_counter()
                 result = run(values)
                 synchronize(device)
-                if index > 0:
-                    kept[name].append(time.perf_counter() - begin)
+                took = time.perf_counter() - begin
+                if index == 0 and took > most_seconds:
+                    slow.add(name)
+                if index > 0 or name in slow:
+                    kept[name].append(took)
                 del result
         if index >= 3 and time.perf_counter() - started > budget_seconds:
             break

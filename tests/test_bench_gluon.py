@@ -114,7 +114,7 @@ def _measured(
     monkeypatch.setattr(gluon_measure, "_draw", lambda cell: cell.draw(torch.Generator().manual_seed(1)))
     monkeypatch.setattr(gluon_measure, "_calls", calls)
     monkeypatch.setattr(gluon_measure, "_taken", lambda kernel, form: {"registers": 168, "spilled_bytes": 0})
-    monkeypatch.setattr(gluon_measure, "_sustained", lambda runs: dict.fromkeys(runs, 2.0))
+    monkeypatch.setattr(gluon_measure, "sustained", lambda runs: dict.fromkeys(runs, 2.0))
     monkeypatch.setattr(gluon_measure, "_prepare", lambda cells, options: None)
     monkeypatch.setattr(Cell, "peers", [])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,22 @@ def test_interleaved_gives_every_contestant_the_same_fresh_inputs() -> None:
     assert times.median("a") >= 0
 
 
+def test_each_round_begins_with_another_contestant_and_a_slow_one_is_called_once() -> None:
+    called: list[str] = []
+
+    def call(name: str, values: int) -> None:
+        called.append(name)
+        time.sleep(0.05 if name == "slow" else 0)
+
+    names = ("slow", "a", "b")
+    times = interleaved(
+        {name: partial(call, name) for name in names}, lambda index: index, rounds=2, most_seconds=0.03
+    )
+    assert called == ["slow", "a", "b", "a", "b", "b", "a"]
+    assert {name: len(times.seconds[name]) for name in names} == {"slow": 1, "a": 2, "b": 2}
+    assert times.median("slow") >= 0.05
+
+
 def grown_by(megabytes: int) -> int:
     return peak_growth(lambda: torch.ones(megabytes * MEGABYTE // 4).sum())[1]
 
@@ -92,6 +109,23 @@ def test_a_failure_inside_recorded_becomes_a_line() -> None:
     with recorded(report.failing("mlp")):
         raise ZeroDivisionError("division by zero")
     assert report.failures == ["softmax: unknown name 'x'", "mlp: ZeroDivisionError: division by zero"]
+
+
+def test_a_row_says_what_broke_and_ratios_are_of_cells_that_have_both_ways() -> None:
+    report = Report("title", (Column("way", lambda row: str(row["way"])),))
+    for cell, way, ms in (
+        ("a", "eqfuse", 2.0),
+        ("a", "torch", 6.0),
+        ("b", "eqfuse", 1.0),
+        ("b", "torch", 0.0),
+    ):
+        with report.row(f"{cell}, {way}", fails=way == "eqfuse", cell=cell, way=way) as row:
+            row["ms"] = 1 / (1 / ms)
+    with report.row("c, eqfuse", cell="c", way="eqfuse") as row:
+        raise EqfuseError("unknown name 'x'", hint="declare it")
+    assert len(report.rows) == 5 and report.failures == ["c, eqfuse: unknown name 'x'"]
+    assert report.rows[3]["failed"].startswith("ZeroDivisionError") and "ms" not in report.rows[3]
+    assert report.ratios("ms", "torch", "eqfuse", "cell") == [3.0]
 
 
 def test_report_prints_and_writes(tmp_path: Path) -> None:

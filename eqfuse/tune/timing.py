@@ -47,7 +47,7 @@ def replayed(calls: Sequence[Callable[[], object]]) -> Timing:
     with torch.cuda.stream(stream):
         for call in calls:
             call()
-        once = min(_elapsed(call) for call in itertools.islice(itertools.cycle(calls), 3))
+        once = min(elapsed(call) for call in itertools.islice(itertools.cycle(calls), 3))
     torch.cuda.synchronize()
     if once > SLOW_MS:
         return Timing.of([once])
@@ -57,9 +57,9 @@ def replayed(calls: Sequence[Callable[[], object]]) -> Timing:
         for call in itertools.islice(itertools.cycle(calls), launches):
             call()
     graph.replay()
-    replay = _elapsed(graph.replay)
+    replay = elapsed(graph.replay)
     count = max(3, min(100, round(REPLAYED_MS / replay)))
-    return Timing.of([_elapsed(graph.replay) / launches for _ in range(count)])
+    return Timing.of([elapsed(graph.replay) / launches for _ in range(count)])
 
 
 def called(call: Callable[[], object], against_ms: float) -> Timing:
@@ -75,7 +75,7 @@ def called(call: Callable[[], object], against_ms: float) -> Timing:
     return Timing.of(samples)
 
 
-def _elapsed(run: Callable[[], object]) -> float:
+def elapsed(run: Callable[[], object]) -> float:
     """Milliseconds of device time."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
