@@ -37,7 +37,6 @@ COLUMNS = (
     Column("error", lambda row: f"{row['error']:.1e}"),
     Column("as written", lambda row: f"{row['written_error']:.1e}"),
 )
-REPEATS = 15
 MOST_ERROR = 4.0
 """Of the error of what is written, or of float32's rounding of the sums, that an order may have."""
 

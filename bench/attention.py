@@ -13,8 +13,7 @@ import torch
 
 from bench import peers
 from bench.attention_cells import Cell, cell_of, grid, shapes
-from bench.cells import Inputs
-from bench.gpu import TOLERANCE
+from bench.cells import TOLERANCE, Inputs
 from bench.running import Suite, arguments, read_manifest, run_bundle
 
 EXACT_BYTES = 1 << 30

@@ -17,6 +17,9 @@ from bench.workloads import Case, Outputs, Workload
 Inputs = Mapping[str, torch.Tensor]
 Run = Callable[[Inputs], Outputs]
 
+TOLERANCE = {"f16": 2e-3, "bf16": 2e-2, "f8e4m3": 5e-2, "f32": 2e-6}
+"""Relative rms errors that are rounding in each dtype."""
+
 
 @dataclass(frozen=True)
 class Peer:

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 
 import eqfuse as eq
-from bench.cells import Inputs
+from bench.cells import TOLERANCE, Inputs
 from bench.gluon_cells import AnyRolesCell as Cell
 from bench.gluon_forms import Form, forms, kernel_of, short
-from bench.gpu import TOLERANCE
 from bench.report import Options, Report
 from bench.running import noted, resources
 from bench.timing import sustained

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from bench import reductions_peers
-from bench.cells import Inputs, Run
-from bench.gpu import TOLERANCE
+from bench.cells import TOLERANCE, Inputs, Run
 from bench.reductions_cells import Cell, grid
 from bench.running import Suite, arguments, read_manifest, run_bundle
 

@@ -102,7 +102,11 @@ FAMILIES = (
 )
 """In the order that they are measured in; what is not among `workloads.WORKLOADS` is not."""
 
-FAMILY: Mapping[str, Family] = {name: family for family in FAMILIES for name in family.workloads}
+FAMILY: dict[str, Family] = {name: family for family in FAMILIES for name in family.workloads}
+
+OTHERS = Family("others", tuple(name for name in WORKLOADS if name not in FAMILY))
+"""Programs that belong to other benchmarks or to none: measured where they are asked for as `others`."""
+FAMILY |= dict.fromkeys(OTHERS.workloads, OTHERS)
 
 
 @dataclass(frozen=True)
@@ -175,4 +179,8 @@ def grid(only: str | None = None, *, every: bool = False) -> list[Cell]:
                     else [case.name for case in WORKLOADS[name].paper_cases]
                 )
                 cells += [Cell(name, label) for label in labels]
+    if only and OTHERS.name.startswith(words):
+        for name in OTHERS.workloads:
+            cases = WORKLOADS[name].paper_cases or (WORKLOADS[name].cases["cpu"],)
+            cells += [Cell(name, case.name) for case in cases]
     return cells

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -24,12 +25,12 @@ from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from bench.cells import Cell, Inputs, Peer, Run
-from bench.gpu import load
 from bench.report import one_line
 from bench.workloads import Outputs
 from eqfuse.environment import installed
@@ -114,6 +115,14 @@ class Place(Protocol):
     def finish(self) -> None:
         """Waits for what was launched, and gives unused memory back."""
         ...
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Gpu:

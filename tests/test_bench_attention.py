@@ -11,7 +11,7 @@ import torch
 
 from bench import attention, attention_report, bundling, measured, peers, running
 from bench.attention_cells import LENGTHS, OPERATORS, Cell, grid
-from bench.gpu import TOLERANCE
+from bench.cells import TOLERANCE
 from bench.report import Options, Report
 from eqfuse.errors import EqfuseError
 from eqfuse.tile.triton.aot import compile_for

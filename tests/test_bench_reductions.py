@@ -30,6 +30,13 @@ def test_all_sizes_of_rows_are_measured_on_request() -> None:
     assert {cell.name for cell in few} <= {cell.name for cell in every}
 
 
+def test_other_programs_are_measured_where_they_are_asked_for() -> None:
+    others = {cell.program for cell in grid("others")}
+    assert others and not others & {cell.program for cell in grid(every=True)}
+    assert others | {cell.program for cell in grid()} == WORKLOADS.keys()
+    assert all(cell.bytes > 0 for cell in grid("others"))
+
+
 def test_the_papers_tables_are_whole() -> None:
     labels = {name: [c.label for c in grid(name)] for name in ("variance", "quant_gemm", "mla", "performer")}
     assert labels["variance"] == [f"V{n}" for n in range(1, 9)]
@@ -100,7 +107,7 @@ def test_what_was_not_written_is_no_number(dtype: torch.dtype) -> None:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two outputs, one of them of an output's own dtype; and a plan of several kernels."""
     folder = tmp_path_factory.mktemp("bundle")
-    cells = [Cell("rmsnorm_quant", "3x256"), Cell("quant_gemm", "small")]
+    cells = [Cell("rmsnorm_quant", "3x256"), Cell("quant_gemm", "small"), Cell("logsumexp", "small")]
     assert bundling.write(folder, cells, "h200", 4) == []
     return folder
 

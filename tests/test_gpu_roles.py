@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import eqfuse as eq
+from bench.cells import TOLERANCE
 from bench.gluon_cells import PREFIX, AnyRolesCell, Cell, ProductCell
 from bench.gluon_forms import Form, forms, kernel_of
-from bench.gpu import TOLERANCE
 from bench.workloads import WORKLOADS
 from eqfuse import compiler
 from eqfuse.devices import device_named
