@@ -54,8 +54,9 @@ from eqfuse.tile.roles.check import check as check_roles
 from eqfuse.tile.roles.nodes import RolesProgram
 from eqfuse.verify.certificate import Counterexample
 from eqfuse.verify.check import check_stages
+from eqfuse.verify.inputs import input_specs, roots
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import input_specs, roots, small_extents
+from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.source import Stage
 from eqfuse.verify.stages import loop_stages, roles_stages, term_stage, tile_stages
 

@@ -45,7 +45,7 @@ from eqfuse.terms.nodes import (
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import kinds, program_dtypes
-from eqfuse.verify.sizes import input_specs, small_integers
+from eqfuse.verify.inputs import input_specs, small_integers
 
 POINTS, SAME_POINTS, MORE_POINTS = 12, 20, 48
 """Points with values of any kind; where a pair is evaluated that should be equal, and one that should not, as long as none

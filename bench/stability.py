@@ -18,8 +18,8 @@ from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import Program
 from eqfuse.verify.budget import distributions
 from eqfuse.verify.certificate import Counterexample
+from eqfuse.verify.inputs import InputSpec, small_integers
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import InputSpec, small_integers
 
 Array = npt.NDArray[Any]
 Draw = Callable[[tuple[int, ...], np.random.Generator], Array]

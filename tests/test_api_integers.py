@@ -12,7 +12,7 @@ from eqfuse.errors import BindError, TypeCheckError
 from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import show_program
 from eqfuse.tile.triton.aot import compile_for
-from eqfuse.verify.sizes import input_specs
+from eqfuse.verify.inputs import input_specs
 
 DTYPES = {"i8": torch.int8, "u8": torch.uint8, "i16": torch.int16}
 ENDS = {"i8": (-128, 127), "u8": (0, 255), "i16": (-32768, 32767)}

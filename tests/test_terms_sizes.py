@@ -15,7 +15,8 @@ from eqfuse.terms.nodes import Axis, Const, Expr, Scalar, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.terms.ranges import Box
 from eqfuse.terms.sizes import bind
-from eqfuse.verify.sizes import input_specs, small_extents, small_shapes
+from eqfuse.verify.inputs import input_specs, small_shapes
+from eqfuse.verify.sizes import small_extents
 
 GQA = "S[h, i, j] = sum[d](Q[h, i, d] * K[h // g, j, d]) * scale"
 SHAPES = {"Q": (8, 5, 16), "K": (2, 7, 16)}

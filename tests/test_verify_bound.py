@@ -18,8 +18,9 @@ from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, count
 from eqfuse.verify.equivalence import equivalent as proved_or_tried
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.primes import P, Q
+from eqfuse.verify.inputs import input_specs, small_integers
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import input_specs, small_extents, small_integers
+from eqfuse.verify.sizes import small_extents
 
 equivalent = partial(proved_or_tried, prove=False)
 

@@ -17,8 +17,8 @@ from eqfuse.tile.lower.expressions import Expressions
 from eqfuse.tile.lower.regions import Regions
 from eqfuse.tile.nodes import Value
 from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.inputs import delimiting_scalars, input_specs
 from eqfuse.verify.sampling import draw_scalars, draw_specs
-from eqfuse.verify.sizes import delimiting_scalars, input_specs
 
 LENGTH = "len: i32[b]\ny[b] = sum[j](where(j < len[b], x[b,j], 0))"
 PACKED = "first: i32[i]\ny[i] = sum[j](where((first[i] <= j) & (j <= i), x[i,j], 0))"

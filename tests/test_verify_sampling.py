@@ -8,8 +8,9 @@ import pytest
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind
 from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.inputs import input_specs, small_integers, small_shapes
 from eqfuse.verify.sampling import PATTERNS, draw_scalars, draw_specs, full_entropy
-from eqfuse.verify.sizes import input_specs, small_extents, small_integers, small_shapes
+from eqfuse.verify.sizes import small_extents
 
 PROGRAMS = {
     "softmax": "y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))",

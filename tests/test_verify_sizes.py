@@ -11,8 +11,9 @@ import eqfuse as eq
 from eqfuse.errors import BindError
 from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.parser import parse
+from eqfuse.verify.inputs import input_specs, small_shapes
 from eqfuse.verify.joint import JointSizes
-from eqfuse.verify.sizes import LARGEST_WORK, input_specs, small_extents, small_shapes, work
+from eqfuse.verify.sizes import LARGEST_WORK, small_extents, work
 
 equivalent = partial(eq.equivalent, prove=False)
 

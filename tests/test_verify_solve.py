@@ -10,7 +10,7 @@ import pytest
 import eqfuse as eq
 from eqfuse.terms.nodes import Call, Expr, walk
 from eqfuse.terms.parser import parse
-from eqfuse.verify.sizes import roots
+from eqfuse.verify.inputs import roots
 from eqfuse.verify.solve import Variable, is_dead, solved
 
 equivalent = partial(eq.equivalent, prove=False)

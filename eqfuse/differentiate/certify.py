@@ -52,9 +52,10 @@ from eqfuse.verify.bound import Side
 from eqfuse.verify.certificate import REQUESTED, SAME_EVERYWHERE, Certificate
 from eqfuse.verify.facts import facts
 from eqfuse.verify.field.choice import FieldChoice
+from eqfuse.verify.inputs import small_integers
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import constant_conditions, small_integers
+from eqfuse.verify.sizes import constant_conditions
 from eqfuse.verify.source import Source, Stage
 from eqfuse.verify.verification import Verification
 

@@ -27,8 +27,9 @@ from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Scalar, Tensor, 
 from eqfuse.terms.parser import parse
 from eqfuse.verify.field.array import TWISTED, UNDEFINED, FieldArray
 from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.inputs import input_specs, small_integers
 from eqfuse.verify.sampling import draw_scalars, draw_specs
-from eqfuse.verify.sizes import constant_conditions, input_specs, small_extents, small_integers, volume
+from eqfuse.verify.sizes import constant_conditions, small_extents, volume
 
 TRIALS = 16
 ROUNDS = 2

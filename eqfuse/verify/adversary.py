@@ -48,6 +48,7 @@ from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
 from eqfuse.verify.field.uninterpreted import WHOLE
+from eqfuse.verify.inputs import InputSpec, roots
 from eqfuse.verify.reals import AnySize
 from eqfuse.verify.sampling import Inputs, Places
 from eqfuse.verify.sizes import (
@@ -57,9 +58,7 @@ from eqfuse.verify.sizes import (
     LEAST,
     USUAL,
     Choice,
-    InputSpec,
     constant_conditions,
-    roots,
     sizes_that_turn,
 )
 

@@ -25,14 +25,8 @@ from eqfuse.verify.certificate import (
 )
 from eqfuse.verify.comparison import Special
 from eqfuse.verify.field.choice import FieldChoice
-from eqfuse.verify.sizes import (
-    LARGEST_WORK,
-    constant_conditions,
-    input_specs,
-    small_extents,
-    small_integers,
-    volume,
-)
+from eqfuse.verify.inputs import input_specs, small_integers
+from eqfuse.verify.sizes import LARGEST_WORK, constant_conditions, small_extents, volume
 from eqfuse.verify.source import Source, Stage
 from eqfuse.verify.verification import Draws, Verification
 

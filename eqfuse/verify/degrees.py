@@ -21,8 +21,8 @@ from eqfuse.terms.definitions import evaluated
 from eqfuse.terms.domain import Watch
 from eqfuse.terms.functions import CASTS, CIRCULAR, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
+from eqfuse.verify.inputs import InputSpec
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import InputSpec
 
 UNINTERPRETED = tuple(
     row.name

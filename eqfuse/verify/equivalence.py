@@ -42,15 +42,11 @@ from eqfuse.verify.certificate import (
 )
 from eqfuse.verify.comparison import Defined, differs
 from eqfuse.verify.field.choice import FieldChoice
+from eqfuse.verify.inputs import roots, small_integers
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.shrink import differ_in_floats, smallest
 from eqfuse.verify.shrink_constants import shrink_constants
-from eqfuse.verify.sizes import (
-    APART,
-    SEARCHED,
-    roots,
-    small_integers,
-)
+from eqfuse.verify.sizes import APART, SEARCHED
 from eqfuse.verify.source import Source, Stage
 from eqfuse.verify.steps import stepwise
 from eqfuse.verify.verification import Verification, hidden_difference

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from eqfuse.terms.extents import with_computed
 from eqfuse.terms.nodes import Axis, Program
 from eqfuse.terms.parser import axes_of, sized_axes
+from eqfuse.verify.inputs import InputSpec, input_specs, loads
 from eqfuse.verify.sizes import (
     CHOICES,
     LARGEST_WORK,
     AxisClasses,
     Choice,
-    InputSpec,
     axes_of_dimensions,
-    input_specs,
     join_axes,
     joint_extents,
-    loads,
     short_axes,
     volume,
     work,

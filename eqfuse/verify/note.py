@@ -13,8 +13,8 @@ from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.budget import Error, SpecialReport, distributions, same_special, special_sets
+from eqfuse.verify.inputs import InputSpec, small_integers
 from eqfuse.verify.joint import JointSizes
-from eqfuse.verify.sizes import InputSpec, small_integers
 
 APART = 10.0
 """How many times larger an error is that is worth a word."""

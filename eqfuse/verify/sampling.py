@@ -23,7 +23,7 @@ from eqfuse.verify.domains import Interval, brought_within
 from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
-from eqfuse.verify.sizes import InputSpec, small_integers
+from eqfuse.verify.inputs import InputSpec, small_integers
 
 Places = npt.NDArray[np.int64]
 

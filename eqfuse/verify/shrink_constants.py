@@ -31,7 +31,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.verify.facts import LARGEST_OFFSET
-from eqfuse.verify.sizes import roots
+from eqfuse.verify.inputs import roots
 
 NEAREST, GAP = 5, 3
 """The place of the first large number, and the most that lies between two that follow each other."""

@@ -21,12 +21,8 @@ from eqfuse.verify.degrees import Counted, count
 from eqfuse.verify.domains import domains
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.inputs import InputSpec, delimiting_scalars, small_integers
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs
-from eqfuse.verify.sizes import (
-    InputSpec,
-    delimiting_scalars,
-    small_integers,
-)
 from eqfuse.verify.solve import LARGEST, Variable
 
 Run = Callable[[Inputs, Domain], Mapping[str, Any]]
