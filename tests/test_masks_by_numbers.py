@@ -317,6 +317,7 @@ def test_calls(dtype: str, number: str) -> None:
 WIDE = {"f32": torch.float32, "f64": torch.float64}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", WIDE)
 @pytest.mark.parametrize("first", (0, 3))
 @pytest.mark.parametrize("number", ("-1e3", "-1e9", "-1e30", "min"))

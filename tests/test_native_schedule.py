@@ -206,6 +206,7 @@ def test_loops_are_shared_by_what_is_computed_again() -> None:
     assert sum("vectors" in line for line in found) == 1
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("pairs", [2, 3, 4, 5])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -131,6 +131,8 @@ def test_a_program_is_the_same_on_one_to_eight_ranks(name: str) -> None:
 def test_every_strategy_is_tried() -> None:
     assert {name for case in CASES.values() for name in case.strategies} == set(STRATEGIES)
     assert len(CASES) >= 20
+    of_gradients = {part for name in DIFFERENTIABLE for part in RAGGED[name].split(" + ")}
+    assert of_gradients == set(STRATEGIES) - {"all_to_all"}  # gradients of outputs in rows join these first
 
 
 def test_shards_are_cut_as_they_are_said_to_be() -> None:
@@ -676,6 +678,23 @@ def test_positions_outside_are_nan(name: str, tensor: str, position: int) -> Non
 
 # Gradients ----------------------------------------------------------------------------------------
 
+RAGGED = {
+    "attention": "tree + gather_operands",
+    "attention, rows of outputs": "all_gather",
+    "attention, both axes": "ring + gather_operands",
+    "causal attention, both axes": "gather_rows + gather_operands",
+    "softmax": "all_reduce",
+    "RMSNorm": "tree",
+    "LayerNorm": "all_gather",
+    "batch norm": "all_reduce",
+    "cross-entropy over the vocabulary": "tree",
+    "covariance": "gather_operands",
+    "matrix product": "none",
+    "prefix sums": "carry",
+    "rows alone": "none",
+}
+"""By which strategy the gradient of a case runs on ragged shards; a sweep takes all that it has."""
+
 DIFFERENTIABLE = [name for name, case in CASES.items() if case.wrt]
 
 
@@ -690,10 +709,11 @@ def of_whole(case: Case, weights: list[torch.Tensor]) -> tuple[dict[str, Any], l
     return tensors, list(found)
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @pytest.mark.slow(but=["softmax", "matrix product", "rows alone"])
-def test_gradients_are_those_of_the_kernel(name: str) -> None:
-    """By autograd on even shards, and by every strategy that the gradient has, on ragged ones."""
+def test_gradients_are_those_of_the_kernel(name: str, every: bool) -> None:
+    """By autograd on even shards, and by strategies that the gradient has, on ragged ones."""
     case, weights = CASES[name], list[torch.Tensor]()
     tensors, wanted = of_whole(case, weights)
     sharded = of_case(name)
@@ -709,7 +729,9 @@ def test_gradients_are_those_of_the_kernel(name: str) -> None:
         values[named[output.name]] = weight
     read = {tensor.name for tensor in gradient.kernel.program.tensors}
     values = {name: tensor for name, tensor in values.items() if name in read}
-    for number, plan in enumerate(gradient.strategies[:4]):
+    plans = [plan for plan in gradient.strategies if every or plan.strategy == RAGGED[name]]
+    assert plans
+    for number, plan in enumerate(plans):
         alone = by(gradient, plan)
         lengths = cuts(alone, values, number)
         same(alone.simulate(lengths, **values), tuple(wanted), f"{plan.strategy} {lengths}")
