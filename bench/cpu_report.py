@@ -119,7 +119,7 @@ def run(options: Options, report: Report) -> None:
                     rows[0].update(_memory(workload, case, options, folder))
                 report.add(*rows)
                 if options.memory and not options.small and "long" in workload.cases:
-                    _check_long(report, workload, options, folder)
+                    _check_long(report, workload, folder)
     report.failures += failing(report.rows)
     summarise(report)
 
@@ -279,7 +279,7 @@ def again(name: str, case_name: str, who: str, folder: str) -> tuple[int, float]
     return grown, seconds
 
 
-def _check_long(report: Report, workload: Workload, options: Options, folder: str) -> None:
+def _check_long(report: Report, workload: Workload, folder: str) -> None:
     """The case with 1 GB of scores: a fused call must grow by its outputs and 64 MB at most."""
     case = workload.cases["long"]
     grown = in_fresh_process(again, workload.name, case.name, "fused", folder)[0]

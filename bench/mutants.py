@@ -266,7 +266,7 @@ class Subject:
     def normal(self) -> Inputs:
         """Normal numbers for every input, in float64."""
         specs = input_specs(self.program, self.extents, {}, self.dtypes)
-        return draw_floats(self.program, specs, {}, self.extents)[0]
+        return draw_floats(self.program, specs, self.extents)[0]
 
     def run_float64(self, program: Program, inputs: Inputs | None = None) -> Mapping[str, Any]:
         """The outputs of a program for some inputs, or for the normal ones."""
@@ -428,7 +428,7 @@ def _gross_error(stages: Sequence[Stage], subject: Subject) -> Counterexample | 
     def reference(i: Inputs, d: Any) -> Mapping[str, Any]:
         return evaluate(program, i.tensors, i.scalars, i.extents, d, batch=i.trials)
 
-    inputs = draw_floats(program, specs, {}, extents)
+    inputs = draw_floats(program, specs, extents)
     casts = any(isinstance(node, Call) and node.fn in CASTS for node in walk(*roots(program)))
     runs = [(stage.name, stage.run) for stage in stages]
     return first_gross_error(reference, runs, inputs, casts=casts)

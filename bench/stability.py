@@ -76,20 +76,17 @@ def kinds() -> dict[str, Draw]:
 def draw_floats(
     program: Program,
     specs: Mapping[str, InputSpec],
-    scalars: Mapping[str, object],
     extents: Mapping[str, int],
-    seed: int = 0,
 ) -> list[Inputs]:
     """`DRAWS` trials of every kind; float64 values that float32 has. Scalars of both signs."""
-    rng = np.random.default_rng(seed)
-    return [_drawn(program, specs, draw, scalars, extents, rng) for draw in kinds().values()]
+    rng = np.random.default_rng(0)
+    return [_drawn(program, specs, draw, extents, rng) for draw in kinds().values()]
 
 
 def _drawn(
     program: Program,
     specs: Mapping[str, InputSpec],
     draw: Draw,
-    scalars: Mapping[str, object],
     extents: Mapping[str, int],
     rng: np.random.Generator,
 ) -> Inputs:
@@ -107,7 +104,7 @@ def _drawn(
     values: dict[str, Any] = {}
     integers = small_integers(program)
     for name in program.scalars:
-        given = scalars.get(name, integers.get(name))
+        given = integers.get(name)
         sign = np.where(np.arange(DRAWS) == DRAWS - 1, -1.0, 1.0)
         random = (sign * rng.uniform(0.5, 2.0, DRAWS)).astype(np.float32).astype(np.float64)
         values[name] = random if given is None else given

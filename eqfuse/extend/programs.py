@@ -131,7 +131,7 @@ class _Reading(ast.NodeTransformer):
 
 
 def of_fold(
-    fold: Fold, lift: Sequence[Expr], axis: str, whole: Collection[str] = ()
+    fold: Fold, lift: Sequence[Expr], axis: str, whole: Collection[str]
 ) -> Iterator[tuple[str, Pair, str, str]]:
     """The laws of a fold at three positions, each with what its sides say; none that are too large to be written out."""
     a, b, c = ([_at(expr, position, axis) for expr in lift] for position in range(3))

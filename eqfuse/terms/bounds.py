@@ -162,9 +162,7 @@ class Beyond:
 
 
 @lru_cache(256)
-def reads_beyond(
-    outputs: tuple[Output, ...], domains: tuple[tuple[str, str], ...] = ()
-) -> tuple[Beyond, ...]:
+def reads_beyond(outputs: tuple[Output, ...], domains: tuple[tuple[str, str], ...]) -> tuple[Beyond, ...]:
     """The reads behind the positions of an axis that no condition on these positions guards, or could guard; `domains` are axes that
     are as long as others."""
     found: dict[Beyond, None] = {}

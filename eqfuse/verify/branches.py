@@ -175,7 +175,7 @@ class Branches:
         ]
 
     def of_stages(
-        self, programs: Sequence[Program], written_out: Iterable[Callable[[], Mapping[Expr, Expr]]] = ()
+        self, programs: Sequence[Program], written_out: Iterable[Callable[[], Mapping[Expr, Expr]]]
     ) -> list[Untaken]:
         """The same of real numbers, of branches that none of the programs has: those of a stage that was made from them, as the
         greater of two parts of a row. What the stages' named values are may tell that nothing takes a side."""

@@ -558,7 +558,7 @@ def sizes_that_turn(
     had: object,
     domains: Mapping[str, str],
     scalars: Mapping[str, object],
-    searched: Sequence[int] = (),
+    searched: Sequence[int],
 ) -> dict[str, int] | None:
     """Sizes at which a function of positions and sizes is somewhere what it was not: small ones, or of one axis beside small ones
     one of those `searched`; None where none of few axes are such."""

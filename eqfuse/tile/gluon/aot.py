@@ -28,27 +28,15 @@ class RolesReport:
     machine: Mapping[str, int]
 
 
-def compile_for_hopper(
-    source_text: str,
-    config: Mapping[str, Mapping[str, int]] | None = None,
-    *,
-    sizes: Mapping[str, int] | None = None,
-    conditions: bool = False,
-) -> list[RolesReport]:
+def compile_for_hopper(source_text: str, *, sizes: Mapping[str, int] | None = None) -> list[RolesReport]:
     """Compiles every kernel in roles of an emitted Gluon module for sm_90; `compile_for` does those without. Sizes and strides are
-    multiples of 16, last dims are contiguous; the `conditions` that a launch knows hold, or none does. `config` overrides CONFIGS as at a call; `sizes` are
+    multiples of 16, last dims are contiguous, and none of the conditions that a launch knows holds; `sizes` are
     extents of axes that one block holds whole (64 where not given). Raises EqfuseError for what Triton cannot compile."""
     module = load(source_text)
-    return [_compile(module, name, config, sizes or {}, conditions) for name in module.TILES]
+    return [_compile(module, name, sizes or {}) for name in module.TILES]
 
 
-def _compile(
-    module: ModuleType,
-    name: str,
-    config: Mapping[str, Mapping[str, int]] | None,
-    sizes: Mapping[str, int],
-    conditions: bool,
-) -> RolesReport:
+def _compile(module: ModuleType, name: str, sizes: Mapping[str, int]) -> RolesReport:
     from triton import compile as triton_compile
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -57,9 +45,9 @@ def _compile(
     known = {**module.SIZES, **sizes}
     extents = {axis: known.get(axis, 64) for axis in module.WHOLE[name].values()}
     constants = {
-        key: value for key, value in module.settings(name, config, extents).items() if key in kernel.arg_names
+        key: value for key, value in module.settings(name, None, extents).items() if key in kernel.arg_names
     }
-    constants |= dict.fromkeys((*module.SETTLED[name], *module.SIGNS[name]), conditions)
+    constants |= dict.fromkeys((*module.SETTLED[name], *module.SIGNS[name]), False)
     constants |= dict.fromkeys(last_strides(kernel.arg_names, module.SIGNATURES[name]), 1)
     signature = {
         key: "constexpr" if key in constants else module.SIGNATURES[name].get(key, "i32")

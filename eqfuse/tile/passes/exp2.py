@@ -262,7 +262,7 @@ def _is_exponential(let: ir.Let) -> bool:
     return isinstance(let.op, ir.Elementwise) and let.op.fn == "exp" and let.value.dtype == "f32"
 
 
-def log2_scaled(kernel: ir.Kernel, exact: frozenset[str] = frozenset()) -> frozenset[str]:
+def log2_scaled(kernel: ir.Kernel, exact: frozenset[str]) -> frozenset[str]:
     """Names of the values of `kernel` to keep multiplied by log2(e): none that is loaded from a buffer of `exact` or
     stored in one."""
     great = _made_of_great_numbers(kernel)
