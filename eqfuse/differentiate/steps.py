@@ -62,7 +62,7 @@ def _reader(stops: bool, inlined: frozenset[str]) -> type[Reader]:
 
 
 def with_stops(program: Program, scalars: Mapping[str, Number] | None) -> Program:
-    """The program with the stops of its text, which what is run has nothing of; integers and truth values have no
+    """The program with the `stop(...)` calls of its text, which the program that is run lacks; integers and truth values have no
     gradient to stop."""
     read = (each for each in REGISTERED.values() if each.name in program.source)
     known = [program.source, *(text for reduction in read for text in reduction.results)]

@@ -454,8 +454,8 @@ def divisions(program: Program, plan: Plan, plans: Sequence[Plan]) -> Iterator[D
 
 
 def left_apart(program: Program, plan: Plan) -> Iterator[Apart]:
-    """Outputs of the program that are in kernels of their own though they read the same tensors, where one has no reduction, or
-    neither reads what the other's kernel stores and their axes, or those of their reductions, are others."""
+    """Pairs of outputs that read the same tensors and have kernels of their own, because one of them has no reduction, or because
+    neither reads what the other's kernel stores and their axes, or the axes of their reductions, differ."""
     inputs = {tensor.name for tensor in program.tensors}
     wanted = {output.name for output in program.outputs}
     kernels = [(k, {name for name in inputs if _reads(k, name)}) for k in plan.kernels]

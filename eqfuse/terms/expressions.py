@@ -116,7 +116,7 @@ class Reader:
     `read_names` every name that some definition read, `ranks` the ranks of the tensors met, `recurrences` where definitions read
     themselves: the axis, and whether the position after, `spans` dimensions that have the extent of an axis, but are not read along it.
 
-    `stop(x)` is read as `x`, and so each function `apart`: what is run has nothing of it; readers for derivatives keep it."""
+    `stop(x)` is read as `x`, and so is each function `apart`; readers for derivatives keep them (`keeps_stops`)."""
 
     keeps_stops: ClassVar[bool] = False
 

@@ -568,10 +568,20 @@ def _beside(inputs: Inputs, later: Inputs, usual: int) -> Inputs:
 def _reals(
     value: FieldArray, numbers: Sequence[float], domain: FieldDomain, rng: np.random.Generator
 ) -> FieldArray:
-    """By trial modulo `KINDS`: the numbers of the programs, what is near them and between two of them (0), these numbers
-    themselves (1), magnitudes from 1e-30 to 1e30, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
-    (5, see `_with_copies`), nearly equal ones (6), and zeros among small integers (7). Of many trials, the second half have
-    tensors of different kinds, and every other turn has no negative number, as roots and logarithms ask for."""
+    """Real values to try, of a kind for each trial, by its number modulo `KINDS`:
+
+    0. numbers of the programs, numbers near them, and numbers between two of them;
+    1. numbers of the programs;
+    2. magnitudes from 1e-30 to 1e30, the same for all elements of a tensor;
+    3. magnitudes from 1e-3 to 1e3;
+    4. small integers;
+    5. elements of other tensors (`_with_copies`);
+    6. nearly equal numbers;
+    7. zeros among small integers.
+
+    In the second half of many trials the tensors are of different kinds. Every other turn has no negative number, as roots and
+    logarithms need.
+    """
     shape = value.shape
     place = np.arange(shape[0])
     kind = place.copy()

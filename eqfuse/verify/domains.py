@@ -25,8 +25,8 @@ _SIGN_KEPT = frozenset({"add", "mul", "div", "maximum", "minimum"})
 
 @once
 def domains(program: Program) -> Mapping[str, Interval]:
-    """Tensors and scalars that have to be within an interval for every function of the program to have a value, as far as that
-    follows function by function, each from the interval that its value has to be in."""
+    """Intervals in which tensors and scalars must lie for every function of the program to have a value. They are propagated from
+    the outputs down: each function gives its arguments an interval from the one that its own value must be in."""
     needed: dict[Expr, Interval] = {}
     for node in reversed(list(walk(*(output.expr for output in program.outputs)))):
         interval = needed.get(node, REAL)

@@ -47,9 +47,9 @@ from eqfuse.tile.cpu.torch_ops import to_float8, to_whole, uniform, vector_produ
 def source_of(program: ir.TileProgram) -> tuple[str, tuple[str, ...]]:
     """Python source for `program`, and the names of its functions in the order in which to call them.
 
-    Each function takes (tensors, scalars, sizes, blocks): input and buffer tensors, run-time scalars as
-    Python numbers, the extent of every axis, each a mapping by name, and the blocks of the grid to run,
-    an iterable of their first positions in the order of the kernel's grid. It writes the buffers.
+    Each function takes (tensors, scalars, sizes, blocks) and writes the buffers. The first three are mappings by name:
+    input and buffer tensors, run-time scalars as Python numbers, and the extent of every axis. `blocks` are the blocks
+    of the grid to run: an iterable of their first positions, in the order of the kernel's grid.
     """
     texts, names = [HEADER], []
     taken = Identifiers(names_in(HEADER))

@@ -60,9 +60,12 @@ class Piece:
 
 
 class Expressions:
-    """How the values of one kernel read. `pieces` are those that the text so far defines, `positions`
-    and `starts` the variables of every axis (of which a scalar axis has but one), `folds` the variables of registered folds, `combines` their functions, `helpers` and `least` what was used: helpers, and the least
-    sizes of blocks that dots need."""
+    """The values of one kernel as Triton expressions.
+
+    `pieces` are the values that the text so far defines. `positions` and `starts` are the variables of every axis; a scalar axis has
+    one for both. `folds` are the variables of registered folds, `combines` their combine functions. `helpers` are the
+    functions of the module that the text calls, `least` the smallest sizes of blocks that its dots allow.
+    """
 
     def __init__(
         self, kernel: ir.Kernel, uses: Uses, parameters: Parameters, tables: Tables, names: Names

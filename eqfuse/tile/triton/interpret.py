@@ -1,9 +1,12 @@
 """Triton's interpreter, in this process, made exact and fast enough to check emitted kernels with.
 
-Triton decides at import whether its own library functions are interpreted; here they are while the context is open.
-Within it, folds and scans with a user's combine function work on whole slices instead of one element at a time, dots of bfloat16
-multiply numbers (not their bit patterns), conversions round as the hardware does, the vendor's functions are there, and
-loop bounds may be arrays of one element, which numpy no longer converts.
+Triton decides at import whether its own library functions are interpreted; here they are while the context is open. Within the context
+
+- folds and scans with a user's combine function work on whole slices instead of one element at a time;
+- dots of bfloat16 multiply numbers, not their bit patterns;
+- conversions round as the hardware does;
+- the vendor's functions (libdevice) are there;
+- loop bounds may be arrays of one element, which numpy no longer converts.
 """
 
 from __future__ import annotations
