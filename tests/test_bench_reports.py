@@ -295,21 +295,21 @@ def test_every_report_is_there() -> None:
 
 
 @pytest.mark.slow
-def test_keys(tmp_path: Path) -> None:
-    """Reductions by key are right, sorted or not."""
-    options = Options(only="gradient of an embedding,messages,attention,variance", small=True)
-    assert run("keys", options, output=tmp_path / "x.json") == 0
+@pytest.mark.parametrize(
+    "name, only, count, holds",
+    [
+        ("keys", "gradient of an embedding,messages,attention,variance", 5, ()),
+        ("scans", "cumsum,logcumsumexp,running mean,linear attention", 9, ("proved",)),
+        ("ops", "rms norm,contrastive", 4, ("verified",)),
+    ],
+)
+def test_programs_are_right(name: str, only: str, count: int, holds: tuple[str, ...], tmp_path: Path) -> None:
+    """Reductions by key, sorted or not; prefixes of a few kinds, at 2,000 positions; programs of the library."""
+    options = Options(only=only, small=True, torch_compile=False)
+    assert run(name, options, output=tmp_path / "x.json") == 0
     rows = rows_of(tmp_path / "x.json")
-    assert len(rows) == 5 and all(row["error"] < 1e-5 for row in rows)
-
-
-@pytest.mark.slow
-def test_scans(tmp_path: Path) -> None:
-    """Prefixes of a few kinds are scans, proved, and right at 2,000 positions."""
-    options = Options(only="cumsum,logcumsumexp,running mean,linear attention", small=True)
-    assert run("scans", options, output=tmp_path / "x.json") == 0
-    rows = rows_of(tmp_path / "x.json")
-    assert len(rows) == 9 and all(row["proved"] and row["error"] < 1e-5 for row in rows)
+    assert len(rows) == count and all(row[each] for row in rows for each in holds)
+    assert all(row["error"] < 1e-5 and row.get("gradient_error", 0) < 1e-5 for row in rows)
 
 
 @pytest.mark.slow
@@ -318,12 +318,3 @@ def test_chunks(tmp_path: Path) -> None:
     assert run("chunks", Options(only="RetNet", small=True), output=tmp_path / "x.json") == 0
     (row,) = rows_of(tmp_path / "x.json")
     assert row["proved"] and row["error"] < 2e-2
-
-
-@pytest.mark.slow
-def test_ops(tmp_path: Path) -> None:
-    """Programs of the library are right and verified."""
-    options = Options(only="rms norm,contrastive", small=True, torch_compile=False)
-    assert run("ops", options, output=tmp_path / "x.json") == 0
-    rows = rows_of(tmp_path / "x.json")
-    assert len(rows) == 4 and all(row["verified"] and row["gradient_error"] < 1e-5 for row in rows)

@@ -234,22 +234,21 @@ def test_an_installed_package_says_where_the_benchmarks_are(tmp_path: Path) -> N
     assert "in a checkout of the source" in done.stderr
 
 
-def test_the_demo_shows_every_stage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"x": (5, 33)}, dict.fromkeys("QKV", (1, 2, 9, 4))
     examples = [replace(e, shapes=shapes) for e, shapes in zip(demo.EXAMPLES, small, strict=True)]
     monkeypatch.setattr(demo, "EXAMPLES", examples)
+
+
+def test_the_demo_shows_every_stage(small_demo: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--full"]) == 0
     shown = capsys.readouterr().out
     for title in ("program", "derived merge", "plans, by", "chosen loop nest", "certificate", "error  "):
         assert shown.count(title) >= 2, title
 
 
-def test_the_demo_is_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    small = {"x": (5, 33)}, dict.fromkeys("QKV", (1, 2, 9, 4))
-    examples = [replace(e, shapes=shapes) for e, shapes in zip(demo.EXAMPLES, small, strict=True)]
-    monkeypatch.setattr(demo, "EXAMPLES", examples)
+def test_the_demo_is_one_screen(small_demo: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo"]) == 0
     shown = capsys.readouterr().out
     for said in ("derived merge", "two parts a and b", "plan   ", "verified in", "time   ", "error  "):

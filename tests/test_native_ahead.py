@@ -5,28 +5,17 @@ from __future__ import annotations
 import needs
 import pytest
 import torch
-from test_native_programs import bound
+from test_native_schedule import context
 
 import eqfuse as eq
-from eqfuse.lowered import native_tiles
 from eqfuse.tile.native.ahead import PARTS
-from eqfuse.tile.native.context import Context, Interface, Names
-from eqfuse.tile.native.run import unit_dims
-from eqfuse.tile.storage import resolve_extents
 
 pytestmark = needs.cxx
 
 
 def asked(source: str, **tensors: torch.Tensor) -> list[list[int]]:
     """The parts that each load of the first kernel asks for, in the order of the passes."""
-    kernel = eq.compile(source, verify=False)
-    compiled, given, _ = bound(kernel, tensors)
-    tiles = native_tiles(compiled, kernel.program)
-    shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
-    sizes = resolve_extents(tiles, compiled.extents, shards)
-    interface = Interface.of(tiles, {n: t.dim() for n, t in given.items()}, unit_dims(given), sizes)
-    context = Context(tiles.kernels[0], tiles, interface, sizes, Names(), 0)
-    return [list(parts) for parts in context.asks.values()]
+    return [list(parts) for parts in context(source, **tensors).asks.values()]
 
 
 X = torch.randn(64, 8192)
