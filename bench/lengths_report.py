@@ -10,7 +10,6 @@ On a CPU lengths are `CPU_SCALE` times shorter, rows fewer, and C++ is compiled 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -177,12 +176,7 @@ def _queued(kernel: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
     """What one of many calls in a row takes of the processor, which a GPU does not wait for: the least of several rounds."""
     found = []
     for _ in range(REPEATS):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(QUEUED):
-            kernel(**given)
-        found.append((time.perf_counter() - start) / QUEUED)
+        found.append(seconds_of(lambda: [kernel(**given) for _ in range(QUEUED)], device)[0] / QUEUED)
     return min(found)
 
 

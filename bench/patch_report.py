@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, geometric_mean, shown
-from eqfuse.measure import rms_error
+from eqfuse.measure import rms_error, synchronize
 
 TITLE = "Patched models in training"
 COLUMNS = (
@@ -237,17 +237,15 @@ def _trained(
         found = outputs(called, batches[0])
         row["error"] = rms_error(found, exact)
         for step in range(steps):
-            if on_gpu:
-                if step == skipped:
-                    torch.cuda.reset_peak_memory_stats()
-                torch.cuda.synchronize()
+            if on_gpu and step == skipped:
+                torch.cuda.reset_peak_memory_stats()
+            synchronize(options.device)
             start = time.perf_counter()
             loss = called(**batches[step % len(batches)]).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if on_gpu:
-                torch.cuda.synchronize()
+            synchronize(options.device)
             seconds.append(time.perf_counter() - start)
             losses.append(loss.detach())
     row["losses"] = [float(loss) for loss in losses]

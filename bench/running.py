@@ -32,6 +32,7 @@ import torch
 
 from bench.cells import Cell, Inputs, Peer, Run
 from bench.report import one_line
+from bench.timing import seconds_of
 from bench.workloads import Outputs
 from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
@@ -415,19 +416,16 @@ def host_times(call: Call, beside: Run, inputs: Inputs) -> dict[str, float]:
     """Microseconds that the host spends on one call, beside torch's scaled_dot_product_attention on the same
     tensors; the device is idle before each batch of calls and its queue never full."""
     return {
-        name: 1e6 * statistics.median(_host_seconds(run) for _ in range(9))
+        name: 1e6
+        * statistics.median(seconds_of(partial(_several, run), "cuda")[0] for _ in range(9))
+        / HOST_CALLS
         for name, run in (("eqfuse", lambda: call(inputs)), ("sdpa", lambda: beside(inputs)))
     }
 
 
-def _host_seconds(run: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
+def _several(run: Callable[[], object]) -> None:
     for _ in range(HOST_CALLS):
         run()
-    seconds = time.perf_counter() - start
-    torch.cuda.synchronize()
-    return seconds / HOST_CALLS
 
 
 def ceilings(place: Place) -> dict[str, float]:

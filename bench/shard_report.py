@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, recorded
+from bench.timing import seconds_of
 from eqfuse.measure import as_tuple
 
 T = torch.Tensor
@@ -304,14 +304,9 @@ def timed(call: Callable[[], Any], device: str) -> float:
     times = []
     for number in range(WARM_UPS + CALLS):
         dist.barrier()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = perf_counter()
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        _, took = seconds_of(call, device)
         if number >= WARM_UPS:
-            times.append(1e3 * (perf_counter() - start))
+            times.append(1e3 * took)
     found = torch.tensor(median(times), device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return float(found)
