@@ -81,6 +81,19 @@ def regrets(cells: Iterable[str], predicted: Iterable[float], seconds: Iterable[
     return {cell: min(pairs)[1] / min(took for _, took in pairs) - 1 for cell, pairs in found.items()}
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """What a run wrote. Raises EqfuseError where a file is something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EqfuseError(
+            f"{str(path)!r} cannot be read: {error}", hint="name files that a run wrote"
+        ) from None
+    if not isinstance(content, dict) or "rows" not in content:
+        raise EqfuseError(f"{str(path)!r} has no rows", hint="name files that a run wrote")
+    return content
+
+
 def _table(title: str, notes: Mapping[str, str], **constants: Mapping[str, float]) -> Table:
     """The constants that were fitted, of which `notes` say something."""
     table = Table(title=title)
@@ -215,7 +228,7 @@ def quality(measured: Sequence[Measurement], seconds: Vector) -> Quality:
 
 def _rates(options: argparse.Namespace, console: Console) -> None:
     if options.keep:
-        runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.keep]
+        runs = [_read(path) for path in options.keep]
         options.file.write_text(json.dumps(kept(runs)), encoding="utf-8")
     calibration = Calibration.read(options.file)
     measured = calibration.measured
@@ -268,7 +281,7 @@ class TimedForm:
 
 def timed_forms(paths: Sequence[Path]) -> list[TimedForm]:
     """All forms of the files' cells that were timed and agree with float64, and whose roles the compiler still makes."""
-    rows = [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    rows = [row for path in paths for row in _read(path)["rows"]]
     cells = {cell.name: cell for cell in gluon_cells.grid()}
     found: list[TimedForm] = []
     kernels: dict[object, Any] = {}
@@ -424,7 +437,7 @@ def _cells(known: Mapping[str, Any]) -> Iterator[Cell]:
 
 def _choices(options: argparse.Namespace, console: Console) -> None:
     known = variants_of_runs()
-    regrets: list[float] = []
+    longer: list[float] = []
     changes: list[float] = []
     for cell in _cells(known):
         variants = known[cell.name]
@@ -433,14 +446,14 @@ def _choices(options: argparse.Namespace, console: Console) -> None:
         if ms is None:
             console.print(f"{cell.name}: not measured: {chosen.plan}", markup=False)
             continue
-        regrets.append(ms / min(times) - 1)
+        longer.append(ms / min(times) - 1)
         if good(variants[0]):
             changes.append(ms / float(variants[0]["ms"]))
         if changes and abs(changes[-1] - 1) > 0.02:
             console.print(f"{cell.name}: {changes[-1]:.3f} of the time of the choice then", markup=False)
     console.print(
-        f"{len(regrets)} of {len(known)} choices were measured: regret {statistics.median(regrets):.1%} (median), "
-        f"{statistics.mean(regrets):.2%} (mean), {max(regrets):.0%} (most); at most {max(changes):.3f} times as long as "
+        f"{len(longer)} of {len(known)} choices were measured: regret {statistics.median(longer):.1%} (median), "
+        f"{statistics.mean(longer):.2%} (mean), {max(longer):.0%} (most); at most {max(changes):.3f} times as long as "
         "the choice then"
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench import calibrate
 from bench.ahead import compile_ahead
 from bench.attention_cells import Cell
 from bench.calibrate import FITTED, KEPT, Calibration, Measurement, fit, kept, quality
@@ -108,6 +109,23 @@ def test_runs_with_other_constants_and_other_files_are_refused(tmp_path: Path) -
         path.write_text(text)
         with pytest.raises(EqfuseError, match="no calibration"):
             Calibration.read(path)
+
+
+@pytest.mark.parametrize("command", [["roles"], ["rates", "--keep"]])
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+def test_what_no_run_wrote_is_refused(
+    command: list[str],
+    text: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr("sys.argv", ["calibrate", *command, str(path)])
+    assert calibrate.main() == 1
+    assert "name files that a run wrote" in capsys.readouterr().out
 
 
 @pytest.mark.slow
