@@ -8,47 +8,44 @@ from functools import reduce
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.walk import statements
 from eqfuse.terms.assume import conjuncts
-from eqfuse.terms.nodes import Axis, Call, Expr, Load, Local, Program, Reduce, call, children, free_axes, walk
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Expr,
+    Load,
+    Local,
+    Program,
+    Reduce,
+    call,
+    children,
+    free_axes,
+    walk,
+    ways,
+)
 
 Guards = tuple[Expr, ...]
 
 
 def guarded(expr: Expr, wanted: Callable[[Expr], bool]) -> Iterator[tuple[Expr, Guards]]:
     """The wanted subexpressions, each with the conditions under which each way leads to it."""
-    above: set[Expr] = set()
-    for node in walk(expr):
-        if wanted(node) or any(child in above for child in children(node)):
-            above.add(node)
-    seen: set[tuple[Expr, Guards]] = set()
-    stack: list[tuple[Expr, Guards]] = [(expr, ())]
-    while stack:
-        node, guards = stack.pop()
-        if node not in above or (node, guards) in seen:
-            continue
-        seen.add((node, guards))
-        if wanted(node):
-            yield node, guards
-        stack += reversed([(child, (*guards, *more)) for child, more in _children(node)])
-        if isinstance(node, Reduce):
-            kept = tuple(guard for guard in guards if node.axis not in free_axes(guard))
-            stack.append((node.body, kept))
+    return ways((expr,), wanted, _below)
 
 
-def _children(node: Expr) -> Iterator[tuple[Expr, Guards]]:
-    """What an expression reads, and the conditions that it brings in for it; not the body of a reduction, of which
-    conditions on another position of its axis say nothing."""
+def _below(node: Expr, guards: Guards) -> Iterator[tuple[Expr, Guards]]:
+    """What an expression reads, and the conditions under which it does; of the body of a reduction, conditions on another position of
+    its axis say nothing."""
     match node:
         case Call("where", (condition, left, right)):
-            yield condition, ()
-            yield left, conjuncts(condition, True)
-            yield right, conjuncts(condition, False)
+            yield condition, guards
+            yield left, (*guards, *conjuncts(condition, True))
+            yield right, (*guards, *conjuncts(condition, False))
         case Call("and" | "or" as fn, (left, right)):
-            yield left, ()
-            yield right, conjuncts(left, fn == "and")
-        case Reduce():
-            return
+            yield left, guards
+            yield right, (*guards, *conjuncts(left, fn == "and"))
+        case Reduce(_, axis, body):
+            yield body, tuple(guard for guard in guards if axis not in free_axes(guard))
         case _:
-            yield from ((child, ()) for child in children(node))
+            yield from ((child, guards) for child in children(node))
 
 
 def common(left: Guards, right: Guards) -> Guards:

@@ -14,8 +14,7 @@ from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.extents import count_of
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
-from eqfuse.terms.parser import sized_axes
-from eqfuse.terms.sizes import check_names, check_ranks, sources
+from eqfuse.terms.sizes import check_names, check_ranks, settle, sources
 from eqfuse.terms.types import check_dtypes, compute_dtype, result_dtype
 
 Size = Any
@@ -41,16 +40,7 @@ def extents(
                 rest = torch.sym_max(given[name][dimension] - read.offset, 0)  # type: ignore[no-untyped-call]
                 found.setdefault(axis, rest // (read.times + 1))
     _add_computed(program, found)
-    for axis in sized_axes(program):
-        base = program.domains.get(axis, axis)
-        if base not in found:
-            raise BindError(
-                f"nothing gives axis {base!r} a size",
-                source=program.source,
-                span=locate(program.source, base),
-                hint=f'no tensor has it as a plain index; pass sizes={{"{base}": ...}}',
-            )
-        found[axis] = found[base]
+    settle(program, found)
     return found
 
 

@@ -34,6 +34,7 @@ from eqfuse.terms.nodes import (
     once,
     replaced,
     walk,
+    ways,
 )
 from eqfuse.terms.printer import show
 from eqfuse.terms.ranges import ONE, Affine, Box, linear, whole_number
@@ -455,20 +456,7 @@ def guarded_reads(roots: Sequence[Expr]) -> Iterator[tuple[Load, Guards]]:
 
 def _guarded(roots: Sequence[Expr], wanted: Mapping[Expr, Node]) -> Iterator[tuple[Node, Guards]]:
     """The nodes that are wanted, with what guards each way to them: ways may be many."""
-    above: set[Expr] = set()
-    for node in walk(*roots):
-        if node in wanted or any(child in above for child in children(node)):
-            above.add(node)
-    seen: set[tuple[Expr, Guards]] = set()
-    stack: list[tuple[Expr, Guards]] = [(root, ()) for root in reversed(roots)]
-    while stack:
-        node, guards = stack.pop()
-        if node not in above or (node, guards) in seen:
-            continue
-        seen.add((node, guards))
-        if node in wanted:
-            yield wanted[node], guards
-        stack.extend(reversed(list(_guarded_children(node, guards))))
+    return ((wanted[node], guards) for node, guards in ways(roots, wanted.__contains__, _guarded_children))
 
 
 def _guarded_children(node: Expr, guards: Guards) -> Iterator[tuple[Expr, Guards]]:

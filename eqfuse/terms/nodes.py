@@ -216,6 +216,29 @@ def _post_order(roots: tuple[Expr, ...]) -> Iterator[Expr]:
                 yield node
 
 
+def ways(
+    roots: Sequence[Expr],
+    wanted: Callable[[Expr], bool],
+    below: Callable[[Expr, tuple[Any, ...]], Iterable[tuple[Expr, tuple[Any, ...]]]],
+) -> Iterator[tuple[Expr, tuple[Any, ...]]]:
+    """The wanted nodes, with what each way from a root gathers: `below` gives the parts of a node, with what a way to it and on to the
+    part has gathered."""
+    above: set[Expr] = set()
+    for node in walk(*roots):
+        if wanted(node) or any(child in above for child in children(node)):
+            above.add(node)
+    seen: set[tuple[Expr, tuple[Any, ...]]] = set()
+    stack: list[tuple[Expr, tuple[Any, ...]]] = [(root, ()) for root in reversed(roots)]
+    while stack:
+        node, gathered = stack.pop()
+        if node not in above or (node, gathered) in seen:
+            continue
+        seen.add((node, gathered))
+        if wanted(node):
+            yield node, gathered
+        stack.extend(reversed(list(below(node, gathered))))
+
+
 def outside_loads(*roots: Expr) -> set[Expr]:
     """Every distinct subexpression that stands in no index of a load."""
     found: set[Expr] = set()

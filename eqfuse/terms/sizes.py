@@ -57,6 +57,14 @@ def bind(
             if (more := read.more(scalars)) is not None:
                 extents.setdefault(axis, max(shapes[name][dimension] - more, 0) // (read.times + 1))
     _add_computed(program, shapes, extents)
+    settle(program, extents)
+    check_longer(program, shapes, extents, scalars)
+    check_bounds(program, shapes, extents, scalars)
+    return extents
+
+
+def settle(program: Program, extents: dict[str, Any]) -> None:
+    """Gives every axis the extent of the one that it is as long as. Raises BindError for an axis that nothing gives a size."""
     for axis in _axes(program):
         base = program.domains.get(axis, axis)
         if base not in extents:
@@ -67,9 +75,6 @@ def bind(
                 hint=f'no tensor has it as a plain index; pass sizes={{"{base}": ...}}',
             )
         extents[axis] = extents[base]
-    check_longer(program, shapes, extents, scalars)
-    check_bounds(program, shapes, extents, scalars)
-    return extents
 
 
 @once

@@ -82,31 +82,29 @@ def _dot(builder: Any, left: Any, right: Any, accumulator: Any, precision: Any, 
     return emulator.TensorHandle(np.matmul(a, b) + accumulator.data, accumulator.dtype.scalar)
 
 
-def _reduce(fold: Any, values: tuple[Any, ...]) -> list[Any]:
-    """`ReduceOps.generic_reduce`: combines slices of the tiles along the axis, first to last."""
+def _states(fold: Any, values: tuple[Any, ...]) -> Iterator[list[Any]]:
+    """The states after each slice of the tiles along the axis, first to last."""
 
     def slices(place: int) -> list[Any]:
         return [fold.to_tensor(np.take(v.handle.data, place, fold.axis), v.dtype) for v in values]
 
     total = slices(0)
+    yield total
     for place in range(1, values[0].handle.data.shape[fold.axis]):
         made = fold.combine_fn.fn(*total, *slices(place))
         total = list(made) if isinstance(made, tuple | tl.tuple) else [made]
+        yield total
+
+
+def _reduce(fold: Any, values: tuple[Any, ...]) -> list[Any]:
+    """`ReduceOps.generic_reduce`: the last of the states."""
+    *_, total = _states(fold, values)
     return total
 
 
 def _scan(fold: Any, values: tuple[Any, ...]) -> list[Any]:
-    """`ScanOps.generic_scan`: combines slices of the tiles along the axis, first to last, and keeps each."""
-
-    def slices(place: int) -> list[Any]:
-        return [fold.to_tensor(np.take(v.handle.data, place, fold.axis), v.dtype) for v in values]
-
-    total = slices(0)
-    found = [total]
-    for place in range(1, values[0].handle.data.shape[fold.axis]):
-        made = fold.combine_fn.fn(*total, *slices(place))
-        total = list(made) if isinstance(made, tuple | tl.tuple) else [made]
-        found.append(total)
+    """`ScanOps.generic_scan`: all states, along the axis."""
+    found = list(_states(fold, values))
     tiles = (np.stack([states[n].handle.data for states in found], fold.axis) for n in range(len(values)))
     return [
         fold.to_tensor(tile.reshape(v.handle.data.shape), v.dtype)
