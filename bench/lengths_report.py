@@ -18,7 +18,7 @@ import torch
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, chosen_names, recorded
-from bench.timing import milliseconds, seconds_of
+from bench.timing import milliseconds, repeated, seconds_of
 
 LARGEST = 65536
 CPU_SCALE = 16
@@ -176,7 +176,7 @@ def _queued(kernel: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
     """What one of many calls in a row takes of the processor, which a GPU does not wait for: the least of several rounds."""
     found = []
     for _ in range(REPEATS):
-        found.append(seconds_of(lambda: [kernel(**given) for _ in range(QUEUED)], device)[0] / QUEUED)
+        found.append(seconds_of(repeated(partial(kernel, **given), QUEUED), device)[0] / QUEUED)
     return min(found)
 
 

@@ -32,7 +32,7 @@ import torch
 
 from bench.cells import Cell, Inputs, Peer, Run
 from bench.report import one_line
-from bench.timing import seconds_of
+from bench.timing import repeated, seconds_of
 from bench.workloads import Outputs
 from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
@@ -417,15 +417,10 @@ def host_times(call: Call, beside: Run, inputs: Inputs) -> dict[str, float]:
     tensors; the device is idle before each batch of calls and its queue never full."""
     return {
         name: 1e6
-        * statistics.median(seconds_of(partial(_several, run), "cuda")[0] for _ in range(9))
+        * statistics.median(seconds_of(repeated(run, HOST_CALLS), "cuda")[0] for _ in range(9))
         / HOST_CALLS
         for name, run in (("eqfuse", lambda: call(inputs)), ("sdpa", lambda: beside(inputs)))
     }
-
-
-def _several(run: Callable[[], object]) -> None:
-    for _ in range(HOST_CALLS):
-        run()
 
 
 def ceilings(place: Place) -> dict[str, float]:

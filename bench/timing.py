@@ -33,6 +33,16 @@ def seconds_of(call: Call, device: str) -> tuple[float, float]:
     return host, time.perf_counter() - start
 
 
+def repeated(call: Call, count: int) -> Call:
+    """So many calls, whose results are not kept: memory is that of one."""
+
+    def calls() -> None:
+        for _ in range(count):
+            call()
+
+    return calls
+
+
 def in_turn(
     calls: Mapping[str, Callable[[dict[str, Any]], object]],
     given: Sequence[dict[str, Any]],
@@ -59,7 +69,7 @@ def series(call: Call, device: str) -> float:
     call()
     _, one = seconds_of(call, device)
     count = max(3, min(200, int(SERIES_SECONDS / max(one, 1e-6))))
-    found = [seconds_of(lambda: [call() for _ in range(count)], device)[1] for _ in range(3)]
+    found = [seconds_of(repeated(call, count), device)[1] for _ in range(3)]
     return 1e3 * statistics.median(found) / count
 
 
@@ -93,14 +103,13 @@ def _graph(call: Call) -> tuple[Call, int, int]:
     count = max(1, math.ceil(GRAPH_MS / (_together(call, 3) / 3)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(count):
-            call()
+        repeated(call, count)()
     return graph.replay, max(3, round(SUSTAINED_MS / (_together(graph.replay, 3) / 3))), count
 
 
 def _together(call: Call, count: int) -> float:
     """Milliseconds of device time of so many calls."""
-    return elapsed(lambda: [call() for _ in range(count)])
+    return elapsed(repeated(call, count))
 
 
 def peak_gb(call: Call) -> float:

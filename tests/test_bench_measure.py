@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from bench.measure import in_fresh_process, peak_growth, rounding, time_limit
 from bench.report import Column, Report, geometric_mean, recorded
 from bench.report import Options as BenchOptions
 from bench.runner import OWN, run
+from bench.timing import repeated
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.machine import cores
 from eqfuse.measure import interleaved, rms_error, worst_error
@@ -89,6 +91,19 @@ def test_each_round_begins_with_another_contestant_and_a_slow_one_is_called_once
     assert called == ["slow", "a", "b", "a", "b", "b", "a"]
     assert {name: len(times.seconds[name]) for name in names} == {"slow": 1, "a": 2, "b": 2}
     assert times.median("slow") >= 0.05
+
+
+def test_results_of_repeated_calls_are_not_kept() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def call() -> torch.Tensor:
+        assert all(each() is None for each in made)
+        result = torch.empty(1)
+        made.append(weakref.ref(result))
+        return result
+
+    repeated(call, 3)()
+    assert len(made) == 3
 
 
 def grown_by(megabytes: int) -> int:
