@@ -124,15 +124,23 @@ class _Plan:
 
     def _choices(self, number: int, facts: Facts, *, slower: bool) -> Iterator[Choice]:
         """A schedule is built with the fewest slots, once for all numbers of them, to see whether it can be and what it takes of an
-        SM."""
+        SM. Where the simplest of its blocks takes too much, so do the others, which hold more."""
         outlook = self.outlook(number)
         found = ranked(facts, outlook, slower=slower)
         if not any(self.kernel(number, replace(roles, slots=SLOTS[0])) for roles in found.kinds):
             self._kernel(number, replace(found.priced[0][1], slots=SLOTS[0]))  # says why
+        too_large = set[Roles]()
         for seconds, roles in found.faster():
+            simplest = replace(roles, slots=SLOTS[0], delayed=(), persistent=False, ahead=False)
+            if simplest in too_large:
+                continue
             least = self.kernel(number, replace(roles, slots=SLOTS[0]))
             if least and fits(with_slots(least, roles.slots), outlook.extents, outlook.device):
                 yield Choice(roles, seconds)
+                continue
+            made = least and self.kernel(number, simplest)
+            if made and not fits(made, outlook.extents, outlook.device):
+                too_large.add(simplest)
 
     def best(self, number: int) -> Choice | str:
         """The roles of a kernel, or why it has none. What roles could not be made of at some sizes is not priced at others."""

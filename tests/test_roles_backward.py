@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 
 import eqfuse as eq
 from bench.training_cells import attention
-from eqfuse import certification, compiler
+from eqfuse import certification, compiler, specialize_warps
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.differentiate.gradient import saving_gradient
+from eqfuse.extract import warp_schedules
 from eqfuse.extract.resources import CONSUMER_REGISTERS
-from eqfuse.extract.warp_schedules import sized
+from eqfuse.extract.warp_schedules import SLOTS, sized
 from eqfuse.loops.plan import Roles
 from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
@@ -28,7 +30,7 @@ from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile
 from eqfuse.tile.roles.facts import rows_of
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import AsyncCopy, LoadShared, MmaAsync, MmaWait, RolesProgram, Stmt
-from eqfuse.tile.roles.resources import needs
+from eqfuse.tile.roles.resources import fits, needs, with_slots
 from eqfuse.tile.walk import nested
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.sizes import small_extents
@@ -102,6 +104,19 @@ def _roles(name: str, step: int = 64, dim: int = 128) -> tuple[Derived, Compiled
     (config,) = compiled.chosen.plan.configs
     blocks = sized(config.blocks, rows_of(compiled.tile.kernels[0]), 64 * consumers, step)
     return derived, compiled, Roles(blocks, consumers, slots, delayed, persistent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["columns", "rows"])
+def test_no_roles_that_an_sm_holds_are_passed_over(name: str) -> None:
+    """The simplest schedule of some blocks is taken to need least of all: so does each that has them."""
+    derived, compiled = _made(name)
+    plan = specialize_warps._Plan.of(derived, compiled, SIZES)
+    found = [choice.roles for choice in plan.choices(0)]
+    ranked = warp_schedules.ranked(plan.facts(0), plan.outlook(0)).faster()
+    every = [(roles, plan.kernel(0, replace(roles, slots=SLOTS[0]))) for _, roles in ranked]
+    held = [roles for roles, made in every if made and fits(with_slots(made, roles.slots), SIZES, H200)]
+    assert found == held and found
 
 
 def _divided(name: str) -> RolesProgram:
