@@ -62,6 +62,14 @@ def test_losses_that_are_other_ones_fail() -> None:
     report.add({"model": "m", "way": "eqfuse", "error": 1e-3, "apart": 0.1})
     patch_report._judge(report, "m", torch.float32)
     assert len(report.failures) == 2
+    report.add({"model": "m", "way": "torch.compile", "error": 1e-7, "apart": 0.04})
+    report.failures.clear()
+    patch_report._judge(report, "m", torch.float32)
+    assert len(report.failures) == 2
+    report.rows[-1]["apart"] = 0.06
+    report.failures.clear()
+    patch_report._judge(report, "m", torch.float32)
+    assert [each.partition(":")[2] for each in report.failures] == [" an error of 1.0e-03, unpatched 1.0e-07"]
 
 
 GPU_SIZES = {"t": 2048, "v": 128256, "c": 2048}
