@@ -269,7 +269,7 @@ def _judge(report: Report, name: str, dtype: torch.dtype) -> None:
     if not patched["error"] <= MORE_ERROR * max(own["error"], torch.finfo(dtype).eps):
         report.failures.append(f"{name}: an error of {patched['error']:.1e}, unpatched {own['error']:.1e}")
     others = [row["apart"] for way, row in rows.items() if way not in ("unpatched", "eqfuse")]
-    if not patched["apart"] <= max(APART[dtype], *(2 * each for each in others)):
+    if not patched["apart"] <= max([APART[dtype], *(2 * each for each in others)]):
         report.failures.append(f"{name}: losses are apart by {patched['apart']:.1e}")
 
 
