@@ -56,6 +56,7 @@ _CALLS: Mapping[str, Any] = {
     "erf": torch.erf,
     "sin": torch.sin,
     "cos": torch.cos,
+    "atan2": torch.atan2,
     "finite": lambda x: torch.where(torch.isinf(x), 0.0, x),
     "invertible": lambda x: torch.where((x == 0) | torch.isinf(x), 1.0, x),
 }

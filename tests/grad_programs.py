@@ -62,6 +62,7 @@ class Case:
 X = ("x",)
 
 CASES: Mapping[str, Case] = {
+    "angles": Case("y[i] = sum[j](atan2(x[i,j], w[j]) * x[i,j])", ("x", "w")),
     "sum": Case("y[i] = sum[j](sq(x[i,j])) * s", ("x", "s"), scalars={"s": 0.7}),
     "softmax": Case("y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))", X),
     "attention": Case(ATTENTION, ("Q", "K", "V", "scale"), {"K1": 2, "V1": 2}, {"g": 2, "scale": 0.5}),

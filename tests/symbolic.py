@@ -44,6 +44,7 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     "erf": sympy.erf,
     "sin": sympy.sin,
     "cos": sympy.cos,
+    "atan2": sympy.atan2,
     "where": lambda p, x, y: sympy.Piecewise((x, p), (y, True)),
     **dict.fromkeys((*CASTS, "finite", "invertible"), lambda x: x),
 }

@@ -59,6 +59,9 @@ extern "C" void divide_down(const float* x, const float* by, float* q, float* r,
     put_f32(r + k, floor_remainder(load_f32(x + k), load_f32(by + k)));
   }
 }
+extern "C" void angles(const float* y, const float* x, float* r, i64 n) {
+  for (i64 k = 0; k < n; k += LANES) put_f32(r + k, angle(load_f32(y + k), load_f32(x + k)));
+}
 extern "C" void divide_down_doubles(const double* x, const double* by, double* q, double* r, i64 n) {
   for (i64 k = 0; k < n; k += LANES) {
     put_f64(q + k, floor_quotient(load_f64(x + k), load_f64(by + k)));
@@ -189,6 +192,29 @@ def test_divisions_that_round_down_are_those_of_numpy(library: Any, name: str, d
     getattr(library, name)(*pointers, ctypes.c_longlong(len(x)))
     np.testing.assert_array_equal(quotients, np.floor_divide(x, by))
     np.testing.assert_array_equal(remainders, np.mod(x, by))
+
+
+def test_angles_are_right_to_a_few_units(library: Any) -> None:
+    """Also those of zeros, infinities and denormals, with their signs."""
+    generator = np.random.default_rng(3)
+    special = np.array(
+        [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3e38, -3e38, np.inf, -np.inf, np.nan], np.float32
+    )
+    pairs = np.array(np.meshgrid(special, special)).reshape(2, -1)
+    drawn = generator.normal(size=(2, 1 << 16)) * np.exp2(generator.uniform(-30, 30, (2, 1 << 16)))
+    y, x = np.concatenate(
+        [np.resize(pairs, (2, 1 << 7)), drawn, generator.normal(size=(2, 1 << 16))], 1
+    ).astype(np.float32)
+    found = np.empty_like(y)
+    library.angles(
+        *(ctypes.c_void_p(array.ctypes.data) for array in (y, x, found)), ctypes.c_longlong(len(y))
+    )
+    wanted = np.arctan2(y.astype(float), x.astype(float))
+    assert (np.isnan(found) == np.isnan(wanted)).all()
+    known = ~np.isnan(wanted)
+    assert (np.signbit(found) == np.signbit(wanted))[known].all()
+    unit = np.spacing(np.abs(wanted[known]).astype(np.float32)).astype(float)
+    assert (np.abs(found[known] - wanted[known]) / unit).max() <= 2.0
 
 
 def test_quotients_by_one_number_are_those_of_divisions(library: Any) -> None:

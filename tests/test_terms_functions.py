@@ -203,6 +203,9 @@ def test_the_page_of_the_language_names_every_function() -> None:
 
 ABBREVIATED = {
     "clip(x[i], -2, y[i])": "min(max(x[i], -2), y[i])",
+    "atan(x[i] / 2)": "atan2(x[i] / 2, 1)",
+    "asin(x[i])": "atan2(x[i], sqrt((1 - x[i]) * (1 + x[i])))",
+    "acos(-x[i])": "atan2(sqrt((1 - -x[i]) * (1 + -x[i])), -x[i])",
     "softplus(2 * x[i])": "max(2 * x[i], 0) + log1p(exp(-abs(2 * x[i])))",
     "softplus(x[i] + clip(y[i], 0, 1))": (
         "max(x[i] + min(max(y[i], 0), 1), 0) + log1p(exp(-abs(x[i] + min(max(y[i], 0), 1))))"

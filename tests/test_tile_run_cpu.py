@@ -282,6 +282,7 @@ def test_binary_functions_with_numbers_on_either_side() -> None:
         **{fn: getattr(torch, fn) for fn in ("add", "sub", "mul", "div", "maximum", "minimum")},
         "floordiv": torch.floor_divide,
         "mod": torch.remainder,
+        "atan2": torch.atan2,
     }
     x = torch.tensor([-2.5, -1.0, 0.5, 3.0, math.nan])
     for fn, expected in functions.items():

@@ -275,7 +275,16 @@ def test_remainders_of_reals_are_those_of_the_gpu_vendor(target: str) -> None:
     assert "libdevice.fmod(" in source and report.spilled_bytes == 0
 
 
-@pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "maximum", "minimum"])
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_angles_are_those_of_the_gpu_vendor(target: str) -> None:
+    source = eq.compile(
+        "y[i] = atan2(x[i], z[i]) + atan(x[i]) + atan2(2, x[i])", target=target, verify=False
+    ).triton
+    (report,) = compile_for(source, target)
+    assert "libdevice.atan2(" in source and report.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "maximum", "minimum", "atan2"])
 def test_binary_functions(fn: str) -> None:
     x = torch.tensor(SPECIAL)
     y = x.roll(5)

@@ -165,6 +165,13 @@ class DualDomain:
                 one, two = (self._number(0.0) if t is None else t for t in (x.tangent, y.tangent))
                 inside = self.base.compare("ge" if fn == "at_least" else "le", x.value, y.value)
                 return self.base.where(inside, one, two)
+            case "atan2", (y, x):
+                lost = self._scaled(y.value, x.tangent)
+                turned = self._sum(
+                    self._scaled(x.value, y.tangent), None if lost is None else self._call("neg", lost)
+                )
+                squares = (self._call("mul", part.value, part.value) for part in (x, y))
+                return self._call("div", turned, self._call("add", *squares))
             case "mod", (x, y):
                 whole = self._call("floor", self._call("div", x.value, y.value))
                 lost = self._scaled(whole, y.tangent)

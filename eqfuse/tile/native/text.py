@@ -54,6 +54,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "relu": "relu({0})",
     "floordiv": "floor_quotient({0}, {1})",
     "mod": "floor_remainder({0}, {1})",
+    "atan2": "angle({0}, {1})",
     "where": "choose({0}, {1}, {2})",
     "bitand": "({0} & {1})",
     "bitor": "({0} | {1})",

@@ -342,6 +342,10 @@ def log1p(x):
 def expm1(x):
     return libdevice.expm1(x)
 """,
+    "atan2": """
+def atan2(y, x):
+    return libdevice.atan2(y, x)
+""",
     "tanh": """
 def tanh(x):
     # 1 - 2 / (1 + exp(2 x)), the division as a root of a square: one instruction where a quotient takes eight.

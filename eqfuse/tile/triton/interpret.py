@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,11 @@ def _splat(builder: Any, shaped: Any, source: Any) -> Any:
     return _original_splat(builder, shaped, source)
 
 
-def _by_numpy(function: Any, x: Any) -> Any:
-    """One of the vendor's functions."""
-    return tl.tensor(emulator.TensorHandle(function(x.handle.data), x.dtype), x.type)
+def _by_numpy(function: Any, *args: Any) -> Any:
+    """One of the vendor's functions, of tensors and numbers."""
+    like = reduce(add, args)
+    numbers = (arg.handle.data if isinstance(arg, tl.tensor) else arg for arg in args)
+    return tl.tensor(emulator.TensorHandle(function(*numbers), like.dtype), like.type)
 
 
 def _convert(builder: Any, source: Any, target: Any, rounding: Any) -> Any:
@@ -164,6 +167,7 @@ def interpreter() -> Iterator[None]:
         (libdevice, "fmod", lambda a, b: a % b),
         (libdevice, "log1p", partial(_by_numpy, np.log1p)),
         (libdevice, "expm1", partial(_by_numpy, np.expm1)),
+        (libdevice, "atan2", partial(_by_numpy, np.arctan2)),
     ]
     for name, function in list(vars(standard).items()):
         if isinstance(function, JITFunction):
