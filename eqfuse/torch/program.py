@@ -426,6 +426,40 @@ def quantile(
     return found if keepdim else found.squeeze(along)
 
 
+def pairwise_distances(input: torch.Tensor, p: float = 2.0) -> torch.Tensor:
+    """`torch.pdist`: distances of all pairs of rows."""
+    count = input.shape[0]
+    each = torch.arange(count, device=input.device)
+    before = each * (2 * count - 1 - each) // 2  # pairs whose first row is an earlier one
+    pairs = torch.arange(count * (count - 1) // 2, device=input.device)
+    rows = torch.bucketize(pairs, before, right=True) - 1
+    others = pairs - before[rows] + rows + 1
+    return torch.linalg.vector_norm(input[rows] - input[others], p, -1)
+
+
+def masked_scatter(input: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`torch.masked_scatter`: where the mask holds for the k-th time, the k-th number of the source."""
+    held, x = torch.broadcast_tensors(mask, input)
+    before = held.flatten().cumsum(0).reshape(x.shape) - 1
+    return torch.where(held, source.flatten()[before.clamp(min=0)], x)
+
+
+def put(
+    input: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    """`torch.put`, as a write to the flattened tensor."""
+    places = (index.flatten(),)
+    return input.flatten().index_put(places, source.flatten(), accumulate).reshape(input.shape)
+
+
+def sum_of_products(
+    input: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """`torch.addbmm`."""
+    found = alpha * torch.einsum("bij,bjk->ik", batch1, batch2)
+    return found + beta * input if beta else found
+
+
 def multilabel_margin_loss(*_: Any, **__: Any) -> Any:
     """Refuses a loss in which torch's decomposition counts positions behind the first -1."""
     raise Unsupported("multilabel_margin_loss, which torch decomposes into another function")
@@ -440,6 +474,13 @@ INSTEAD: Mapping[Any, Callable[..., Any]] = {
     torch.quantile: quantile,
     torch.Tensor.quantile: quantile,
     torch.Tensor.fill_diagonal_: fill_diagonal,
+    torch.pdist: pairwise_distances,
+    torch.masked_scatter: masked_scatter,
+    torch.Tensor.masked_scatter: masked_scatter,
+    torch.put: put,
+    torch.Tensor.put: put,
+    torch.addbmm: sum_of_products,
+    torch.Tensor.addbmm: sum_of_products,
     torch.nn.functional.embedding_bag: embedding_bag,
     torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
     torch.nn.functional.bilinear: bilinear,

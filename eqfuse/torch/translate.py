@@ -237,6 +237,11 @@ UNTRANSLATED: Mapping[str, tuple[str, ...]] = {
     "random numbers (draw them outside of the function, and pass them)": (
         "rand", "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "poisson", "uniform",
     ),
+    "a special function that the language lacks": (
+        "lgamma", "digamma", "polygamma", "igamma", "erfc", "erfinv", "i0", "special_", "nextafter", "frexp",
+    ),
+    "it reads what is stored by strides, not positions of a tensor (write it with views: unfold, slices, permute)": ("as_strided",),
+    "it aligns two sequences, which is no reduction along an axis (call it outside)": ("_ctc_loss", "ctc_loss"),
     "it decomposes a matrix, which the language cannot": ("linalg", "_linalg", "cholesky", "triangular_solve"),
 }  # fmt: skip
 """Why operators are not translated, by how their names begin."""

@@ -67,6 +67,12 @@ def _leg(x: Expr) -> Expr:
     return call("mul", below, above)
 
 
+def _opposite(x: Expr) -> Expr:
+    """sqrt(1 - x x) of x from -1 to 1."""
+    below, above = (call(fn, Const(1.0), x) for fn in ("sub", "add"))
+    return call("sqrt", call("mul", below, above))
+
+
 UNARY: dict[str, Function] = {
     "abs": _c("abs"), "neg": _c("neg"), "exp": _c("exp"), "log": _c("log"), "sqrt": _c("sqrt"),
     "rsqrt": _c("rsqrt"), "tanh": _c("tanh"), "sigmoid": _c("sigmoid"), "relu": _c("relu"), "silu": _c("silu"),
@@ -83,6 +89,9 @@ UNARY: dict[str, Function] = {
     "asinh": lambda x: call("mul", call("sign", x), _asinh(call("abs", x))),
     "acosh": lambda x: call("log", call("add", x, _leg(x))),
     "sgn": _c("sign"),
+    "atan": lambda x: call("atan2", x, Const(1.0)),
+    "asin": lambda x: call("atan2", x, _opposite(x)),
+    "acos": lambda x: call("atan2", _opposite(x), x),
 }  # fmt: skip
 """Functions of one number."""
 
@@ -239,6 +248,20 @@ def _(node: Node) -> Value:
 @operator("hypot")
 def _(node: Node) -> Value:
     return _arithmetic(node, lambda x, y: call("sqrt", call("add", call("sq", x), call("sq", y))))
+
+
+@operator("atan2")
+def _(node: Node) -> Value:
+    return _arithmetic(node, _c("atan2"))
+
+
+@operator("copysign")
+def _(node: Node) -> Value:
+    def compute(x: Expr, y: Expr) -> Expr:
+        below = either(call("lt", y, Const(0)), call("lt", call("div", Const(1.0), y), Const(0)))  # of -0 too
+        return _select(below, call("neg", call("abs", x)), call("abs", x))
+
+    return _arithmetic(node, compute)
 
 
 @operator("maximum")
