@@ -62,6 +62,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "masked_fill of truths": (lambda p, q: p.masked_fill(q, 10), (TRUTHS, ~TRUTHS)),
     "logical_xor": (torch.logical_xor, (n(-1, 2, 3, 4), n(-1, 2, 3, 4))),
     "infinite truths": (torch.isinf, (TRUTHS,)),
+    "averages of other layouts": (
+        lambda x, y: (F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool1d(y.transpose(1, 2), 1), F.adaptive_avg_pool3d(x, (None, 1, 2))),
+        (r(2, 5, 6, 4).contiguous(memory_format=torch.channels_last), r(2, 5, 6)),
+    ),
     "average of integers": (lambda x: F.avg_pool1d(x, 3), (n(-9, 9, 2, 2, 9),)),
     "division towards 0": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), (n(-9, 9, 3, 4), n(1, 5, 3, 4))),
     "arange from a fraction": (lambda x: x + torch.arange(0.5, 7.5, 2, dtype=torch.int64), (n(0, 3, 4),)),

@@ -434,12 +434,13 @@ def pairwise_distances(input: torch.Tensor, p: float = 2.0) -> torch.Tensor:
     pairs = torch.arange(count * (count - 1) // 2, device=input.device)
     rows = torch.bucketize(pairs, before, right=True) - 1
     others = pairs - before[rows] + rows + 1
-    return torch.linalg.vector_norm(input[rows] - input[others], p, -1)
+    found: torch.Tensor = torch.linalg.vector_norm(input[rows] - input[others], p, -1)
+    return found
 
 
 def masked_scatter(input: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """`torch.masked_scatter`: where the mask holds for the k-th time, the k-th number of the source."""
-    held, x = torch.broadcast_tensors(mask, input)
+    held, x = torch.broadcast_tensors(mask, input)  # type: ignore[no-untyped-call]
     before = held.flatten().cumsum(0).reshape(x.shape) - 1
     return torch.where(held, source.flatten()[before.clamp(min=0)], x)
 
@@ -517,7 +518,7 @@ def _quiet() -> Iterator[None]:
 KEPT = (
     "detach", "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
     "softmax.int", "log_softmax.int", "silu", "masked_fill.Scalar", "masked_fill.Tensor", "tril", "triu",
-    "logsumexp", "gelu", "index_select", "index_add", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter", "einsum", "roll", "hardswish", "hardsigmoid",
+    "logsumexp", "gelu", "index_select", "index_add", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter", "einsum", "roll", "hardswish", "hardsigmoid",
     *(f"{name}{count}d.vec" for name in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
     "upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_bicubic2d.vec", "upsample_trilinear3d.vec",
 )  # fmt: skip

@@ -280,13 +280,17 @@ def _pooling(count: int) -> None:
         with_padding, divisor = node.get("count_include_pad", True), node.given.get("divisor_override")
         return _averaged(node, _sliding(node, count), with_padding, divisor)
 
-    @operator(f"_adaptive_avg_pool{count}d")
-    def entry_adaptive_average(node: Node) -> Value:
+
+def _averaging(count: int) -> None:
+    @operator(f"adaptive_avg_pool{count}d", f"_adaptive_avg_pool{count}d")
+    def entry(node: Node) -> Value:
         return _averaged(node, _even(node, count))
 
 
-_pooling(2)
-_pooling(3)
+for _count in (2, 3):
+    _pooling(_count)
+for _count in (1, 2, 3):
+    _averaging(_count)
 
 
 # -- resampling ------------------------------------------------------------------------------------
