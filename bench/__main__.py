@@ -85,7 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--examples",
         type=int,
-        default=500,
         metavar="N",
         help="fuzz, pairs, scales, sweep: how many programs; opinfo: samples of each operator and dtype",
     )

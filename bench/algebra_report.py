@@ -371,7 +371,7 @@ def run(options: Options, report: Report) -> None:
     report.summary.append(
         f"{len(report.rows)} programs; over 1.3 of the best by hand: {', '.join(slower) or 'none'}"
     )
-    report.summary += chains(options.examples or 1000, options.seed or 0)
+    report.summary += chains(options.count(1000), options.seed)
 
 
 def row_of(name: str, order: Order, options: Options) -> dict[str, Any]:

@@ -24,7 +24,7 @@ COLUMNS = (
 def run(options: Options, report: Report) -> None:
     """Each drill in a process of its own, which forks."""
     for drill in ("killed", "hostile"):
-        words = [str(options.examples), str(options.seed), str(options.seconds)]
+        words = [str(options.count()), str(options.seed), str(options.seconds)]
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", f"bench.{drill}", *words],
             capture_output=True,

@@ -652,9 +652,9 @@ class Batch:
 
 def _batches(options: Options, path: Path | None) -> Iterator[Tally]:
     size = BATCH if options.device == "cpu" else GPU_BATCH
-    starts = range(0, options.examples, size)
+    starts = range(0, options.count(), size)
     batches = [
-        Batch(options.seed + n, min(size, options.examples - start), options.device, options.native)
+        Batch(options.seed + n, min(size, options.count() - start), options.device, options.native)
         for n, start in enumerate(starts)
     ]
     kept = path.with_suffix(".batches.jsonl") if path else None
@@ -668,7 +668,7 @@ def _batches(options: Options, path: Path | None) -> Iterator[Tally]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, transient=True) as progress:
-        task, failed = progress.add_task("programs", total=options.examples), 0
+        task, failed = progress.add_task("programs", total=options.count()), 0
 
         def counted(tally: Tally) -> Tally:
             nonlocal failed

@@ -133,10 +133,10 @@ def _small(example: Example) -> bool:
 def run(options: Options, report: Report) -> None:
     outcomes: Counter[str] = Counter()
     started = time.monotonic()
-    for batch, start in enumerate(range(0, options.examples, BATCH)):
+    for batch, start in enumerate(range(0, options.count(), BATCH)):
         if time.monotonic() - started > options.seconds:
             break
-        _batch(options.seed + batch, min(BATCH, options.examples - start), outcomes, report)
+        _batch(options.seed + batch, min(BATCH, options.count() - start), outcomes, report)
         print(
             f"{sum(outcomes.values())} programs, {len(report.failures)} failed", file=sys.stderr, flush=True
         )

@@ -170,7 +170,7 @@ def explore(batch: Batch) -> dict[str, Any] | None:
 
 def batches(options: Options) -> Iterator[Batch]:
     """What is asked for, operator by operator."""
-    samples = SAMPLES if options.examples == Options.examples else options.examples
+    samples = options.count(SAMPLES)
     chosen = tuple(options.only.split(",")) if options.only else ("",)
     if not any(name_of(op).startswith(chosen) for op in operators()):
         hint = "names are torch's: softmax, nn.functional.gelu"

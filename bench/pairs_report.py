@@ -184,7 +184,7 @@ def _batches(options: Options) -> Iterator[Tally]:
     """Each batch as it is done, `--jobs` at once. None is begun after `--seconds`."""
     deadline = time.monotonic() + options.seconds
     workers = options.jobs or own_cores()
-    starts = iter(range(0, options.examples, BATCH))
+    starts = iter(range(0, options.count(), BATCH))
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_prepare, max_tasks_per_child=16
     ) as pool:
@@ -194,7 +194,7 @@ def _batches(options: Options) -> Iterator[Tally]:
                 start = next(starts, None)
                 if start is None:
                     break
-                count = min(BATCH, options.examples - start)
+                count = min(BATCH, options.count() - start)
                 running.add(pool.submit(explore, options.seed + start // BATCH, count))
             if not running:
                 return

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+EXAMPLES = 500
+"""How many random programs a report draws where `--examples` is left out and it has no number of its own."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the command line asked for. `only` selects workloads as `workloads.select` does; `examples`,
-    `seed`, `seconds`, `jobs` and `native` are of random programs, `measured` is the file of what a GPU elsewhere measured,
+    `seed`, `seconds`, `jobs` and `native` are of random programs (`examples` is None where each report has its own number), `measured` is the file of what a GPU elsewhere measured,
     `places` are those of a program where each mutant is made, `threads` the numbers of threads of `cpu`, empty for
     all cores and one, `folder` a checkout of what is measured; `resume` keeps what is in the output already."""
 
@@ -34,7 +38,7 @@ class Options:
     small: bool = False
     torch_compile: bool = True
     memory: bool = True
-    examples: int = 500
+    examples: int | None = None
     seed: int = 0
     seconds: float = math.inf
     jobs: int = 0
@@ -44,6 +48,10 @@ class Options:
     measured: Path | None = None
     threads: tuple[int, ...] = ()
     folder: Path | None = None
+
+    def count(self, otherwise: int = EXAMPLES) -> int:
+        """The number of examples, or this one where it was left out."""
+        return otherwise if self.examples is None else self.examples
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def _batches(options: Options) -> Iterator[Tally]:
     """Each batch as it is done, `--jobs` at once. None is begun after `--seconds`."""
     deadline = time.monotonic() + options.seconds
     workers = options.jobs or own_cores()
-    seeds = range(options.seed, options.seed + options.examples)
+    seeds = range(options.seed, options.seed + options.count())
     waiting = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         running = set[Future[Tally]]()

@@ -175,7 +175,7 @@ def run(options: Options, report: Report) -> None:
     operations = chosen_names(options.only, list(OPERATIONS))
     cells = [
         Cell.drawn(options.seed + n, options.device, options.small, operations)
-        for n in range(options.examples)
+        for n in range(options.count())
     ]
     until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 import eqfuse as eq
 from bench.kernelbench_report import Problem, explore, made
-from bench.opinfo_report import Reference, verdict
+from bench.opinfo_report import SAMPLES, Reference, batches, verdict
+from bench.report import Options
 
 
 def r(*shape: int) -> torch.Tensor:
@@ -245,3 +246,9 @@ def test_problems_are_judged(tmp_path: Path) -> None:
         assert x.shape == (32, model.norm.num_features) == (32, 16)
         rows = explore(Problem(file, native=False, compiles=wanted == "right"))
         assert [row["program"] for row in rows] == [wanted] * 2
+
+
+def test_as_many_samples_as_are_asked_for() -> None:
+    """Also where that is what other reports have by default."""
+    asked = {n: next(batches(Options(only="sin", examples=n))).samples for n in (None, 1, 500)}
+    assert asked == {None: SAMPLES, 1: 1, 500: 500}
