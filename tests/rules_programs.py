@@ -126,6 +126,15 @@ FUSED: Mapping[str, str] = {
         """,
     "exponentials_around_the_mean": "y[i] = sum[j](exp(x[i,j] - mean[j](x[i,j])))",
     "unscaled_exponentials": "y[i] = sum[j](exp(x[i,j])) * exp(-max[j](x[i,j]))",
+    "factors_of_a_softmax": """
+        s[i] = sum[j](exp(x[i,j]))
+        y[i,j] = 3 * exp(x[i,j]) * u[i,j] / s[i]
+        z[i] = v[i] * sum[j](exp(x[i,j]) * u[i,j]) / s[i]
+        w[i] = sum[j](exp(x[i,j]) * u[i,j]) * v[i] / s[i]
+        q[i,j] = 1 / s[i] * (u[i,j] * exp(x[i,j]))
+        p[i,j] = 1 / s[i] * (exp(x[i,j]) * v[i])
+        t[i,j] = v[i] * exp(x[i,j]) / s[i]
+        """,
     "exponentials_up_to_here": "y[i,n] = log(sum[j](where(j <= n, exp(x[i,j]), 0)))",
 }
 """Every group of these has a merge."""

@@ -435,7 +435,9 @@ def _defined(source: Source, reader: Reader, definition: Definition) -> Expr:
         message = (
             f"{definition.name!r} has, or is made of, a value of {len(most | set(definition.axes))} axes"
         )
-        raise source.error(message, definition.node, f"a value has at most {MAX_AXES} axes")
+        raise source.error(
+            message, definition.node, f"a value has at most {MAX_AXES} axes; split the program in two"
+        )
     if _depth(expr) > MAX_DEPTH:
         raise source.error(
             TOO_DEEP, definition.node, "with its temporaries inlined; split the program in two"
