@@ -94,6 +94,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, i, s: (x.put(i, s), x.put(i[0], s[0], accumulate=True)),
         (r(3, 4), torch.tensor([[3, -1], [5, 0]]), r(2, 2)),
     ),
+    "sums of products of integers": (
+        lambda x, a, b: (torch.addbmm(x, a, b, beta=0.6, alpha=2.7), torch.addbmm(x, a, b, beta=2)),
+        (n(-9, 9, 4, 5), n(-4, 5, 3, 4, 6), n(-4, 5, 3, 6, 5)),
+    ),
     "sums of products": (lambda x, a, b: (torch.addbmm(x, a, b, beta=0.5, alpha=2), x.addbmm(a, b, beta=0)), (r(5), r(3, 4, 6), r(3, 6, 5))),
     "asinh far away": (lambda x: x.asinh(), (torch.tensor([1e-12, -1e12, 3e25, 0.0]),)),
     "sums at positions": (lambda x, i, s: x.scatter_reduce(0, i, s, "sum"), (r(3, 4), INDEX, r(2, 4))),

@@ -456,7 +456,9 @@ def put(
 def sum_of_products(
     input: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """`torch.addbmm`."""
+    """`torch.addbmm`, which rounds the scales of integers towards 0."""
+    if not input.is_floating_point():
+        alpha, beta = int(alpha), int(beta)
     found = alpha * torch.einsum("bij,bjk->ik", batch1, batch2)
     return found + beta * input if beta else found
 
