@@ -53,7 +53,7 @@ CHOSEN = {
     "a[p[i], k], 0) * b[k, l])",
     "y[i] = w[i] * sum[j](exp(sum[k](sum[l](x[i,l] * m[l,k]) * z[j,k])) * v[j])": "w[i] * sum[j](exp(sum[k](sum[l](x[i, l]"
     " * m[l, k]) * z[j, k])) * v[j])",
-    "s = sum[i](sum[j](a[i] * sum[k](x[i,j] * y[j,k])))": "sum[i, j](a[i] * (x[i, j] * sum[k](y[j, k])))",
+    "s = sum[i](sum[j](a[i] * sum[k](x[i,j] * y[j,k])))": "sum[j, k](sum[i](a[i] * x[i, j]) * y[j, k])",
     "y[i] = sum[k](-sum[j](a[i,j] * b[j,k]) * c[k])": "-sum[j](a[i, j] * sum[k](b[j, k] * c[k]))",
     "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * c[k] * t)": "sum[j](a[i, j] * sum[k](b[j, k] * (c[k] * t)))",
 }
@@ -142,6 +142,24 @@ def test_a_chain_is_in_the_best_order_of_all() -> None:
         own = visited(found, sizes) - 5 * dims[0] * dims[4]  # what every order writes
         written = visited(parse(text).outputs, sizes) - 5 * dims[0] * dims[4]
         assert own == cheapest(0, 4) or (own == written and cheapest(0, 4) > 0.7 * written)
+
+
+TWICE = {
+    "y[i,j] = sum[m](sum[l](sum[k](b[k,i] * a[k,l]) * a[m,l]) * b[m,j])": "sum[l](sum[k](a[k, l] * b[k, i]) * sum[m](a[m, l] * b[m, j]))",
+    "y[i,j] = sum[m](sum[l](sum[k](a[i,k] * b[k,l]) * a[l,m]) * b[m,j])": "sum[l](sum[k](a[i, k] * b[k, l]) * sum[m](a[l, m] * b[m, j]))",
+}
+"""`(a' b)' (a' b)` and `(a b) (a b)`, from left to right."""
+
+
+@pytest.mark.parametrize("text", TWICE)
+def test_a_product_that_is_there_twice_is_computed_once(text: str) -> None:
+    (output,) = outputs_of(text)
+    assert show(output.expr) == TWICE[text]
+    kernel = eq.compile(text, target="cpu", native="off")
+    a, b = torch.randn(128, 128), torch.randn(128, 128)
+    want = torch.as_tensor(eq.reference(text)(a=a.double(), b=b.double())).float()
+    torch.testing.assert_close(kernel(a=a, b=b), want, rtol=1e-3, atol=1e-2)
+    assert kernel.plan.order and kernel.certificate.ok and kernel.derivation.check(text)
 
 
 def test_sizes_decide() -> None:

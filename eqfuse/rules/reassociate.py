@@ -123,12 +123,8 @@ def cheapest(
     """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out.
     `dtypes` say which inputs are integers, and may be positions; what is made of `constants` alone costs nothing; a sum over a prefix
     costs what a scan does, of axes that have the `same` extents. What an output before makes, but for the names of axes, costs nothing."""
-    orders = _Orders(extents, is_free, dtypes, constants, same)
-    found: list[Output] = []
-    for output in outputs:
-        found.append(replace(output, expr=orders.best(output.expr)))
-        orders.share(found[-1].expr)
-    return tuple(found)
+    orders = Orders(extents, is_free, dtypes, constants, same)
+    return orders.all(outputs)
 
 
 def visited(
@@ -138,7 +134,7 @@ def visited(
     same: Extents | None = None,
 ) -> float:
     """What an order costs: the elements that its reductions visit, and those that they leave for others to read."""
-    return _Orders(extents, constants=constants, same=same).cost(*(output.expr for output in outputs))
+    return Orders(extents, constants=constants, same=same).cost(*(output.expr for output in outputs))
 
 
 def is_made_of(expr: Expr, tensors: Collection[str]) -> bool:
@@ -392,7 +388,7 @@ class _Part:
     is_open: bool = False
 
 
-class _Orders:
+class Orders:
     """The cheapest orders at some extents."""
 
     def __init__(
@@ -412,6 +408,14 @@ class _Orders:
         self._best: dict[Expr, Expr] = {}
         self._shared: set[object] = set()
         self._forms: dict[Expr, object] = {}
+
+    def all(self, outputs: Sequence[Output]) -> tuple[Output, ...]:
+        """The outputs, each block of them in the order that costs least."""
+        found: list[Output] = []
+        for output in outputs:
+            found.append(replace(output, expr=self.best(output.expr)))
+            self.share(found[-1].expr)
+        return tuple(found)
 
     def share(self, expr: Expr) -> None:
         """Makes the reductions of an expression free for what is ordered from now on."""
@@ -434,14 +438,17 @@ class _Orders:
         """Elements that the reductions of expressions visit, each once, and that they leave for others to read."""
         nodes = [n for n in post_order(exprs, self._parts) if not self._costs_nothing(n)]
         inner = {node.body for node in nodes if isinstance(node, Reduce) and isinstance(node.body, Reduce)}
-        found = sum(self._size(free_axes(expr)) for expr in exprs)
-        for node in nodes:
-            if isinstance(node, Reduce):
-                found += self._size(self._visited(node)) * (not isinstance(node.body, Reduce))
-                found += STORED * self._size(free_axes(node)) * (node not in inner)
+        found = sum(self.size(free_axes(expr)) for expr in exprs)
+        folds = [node for node in nodes if isinstance(node, Reduce)]
+        if len(folds) > 1:  # what is the same but for the names of axes is computed once
+            folds = list({self._form(node): node for node in folds}.values())
+        for node in folds:
+            several = OF_SEVERAL if _factors(node.body) > 2 else 1.0
+            found += several * self.size(self.visited(node)) * (not isinstance(node.body, Reduce))
+            found += STORED * self.size(free_axes(node)) * (node not in inner)
         return found
 
-    def _visited(self, fold: Reduce) -> frozenset[str]:
+    def visited(self, fold: Reduce) -> frozenset[str]:
         """The axes whose positions a reduction visits: a scan is at one position of the axis of its prefixes at a time."""
         while isinstance(fold.body, Reduce):
             fold = fold.body
@@ -464,7 +471,7 @@ class _Orders:
             self._are_constant[expr] = is_made_of(expr, self._constants)
         return self._are_constant[expr]
 
-    def _size(self, axes: frozenset[str]) -> float:
+    def size(self, axes: frozenset[str]) -> float:
         return math.prod(float(self._extents[axis]) for axis in axes)
 
     def _ordered(self, expr: Expr) -> Expr:
@@ -502,7 +509,7 @@ class _Orders:
         block = closed(selected(block, self._dtypes), self._extents, self._dtypes)
         factors = tuple(map(self.best, block.factors))
         if 0 < len(factors) <= MOST_FACTORS:
-            yield self._contracted(replace(block, factors=factors))
+            yield from self.contracted(replace(block, factors=factors))
         for place, factor in enumerate(block.factors):
             parts = terms_of(factor) if self._is_free else _exact_as_one(terms_of(factor))
             if 1 < len(parts) <= terms:
@@ -527,9 +534,11 @@ class _Orders:
             made_of.append((is_added, best))
         return total_of(made_of)
 
-    def _contracted(self, block: Block) -> Expr:
+    def contracted(self, block: Block) -> Iterator[Expr]:
         """The cheapest order of all, by dynamic programming over the subsets of the factors: of each subset the product, summed
-        over the axes that no other factor has, or not yet summed over them, where that is cheaper later."""
+        over the axes that no other factor has, or not yet summed over them, where that is cheaper later. Where factors are the same but
+        for the names of axes, also the product of the best of each two parts, which may be the same: `a a' b` is computed once in
+        `(b' a) (a' b)`."""
         factors, summed = block.factors, frozenset(block.axes)
         axes_of = [free_axes(factor) for factor in factors]
         everything = (1 << len(factors)) - 1
@@ -546,15 +555,13 @@ class _Orders:
             left = axes(members) - (summed - axes(everything & ~members))
             if left == had:
                 return unsummed(members, cost, value, had)
-            for axis in reversed([axis for axis in block.axes if axis in had - left]):
-                value = Reduce("sum", axis, value)
-                value = call("div", value, Size(axis)) if axis in block.counts else value
+            value = sum_over(value, had - left, block)
             if not members & varying:
                 return _Part(cost, value, left)
-            stored = STORED * self._size(left) if members != everything else 0.0
+            stored = STORED * self.size(left)
             fold = value.args[0] if isinstance(value, Call) else value
-            walked = had & self._visited(fold) if isinstance(fold, Reduce) else had
-            visited = self._size(walked) * (OF_SEVERAL if is_of_several else 1.0)
+            walked = had & self.visited(fold) if isinstance(fold, Reduce) else had
+            visited = self.size(walked) * (OF_SEVERAL if is_of_several else 1.0)
             return _Part(cost + visited + stored, value, left)
 
         def parts_of(
@@ -568,7 +575,7 @@ class _Orders:
         for count in range(2, len(factors) + 1):
             for chosen in combinations(range(len(factors)), count):
                 members = sum(1 << number for number in chosen)
-                cheapest: dict[frozenset[str], _Part] = {}
+                cheapest: dict[tuple[frozenset[str], bool], _Part] = {}
                 part = (members - 1) & members
                 while part:
                     if part & members & -members:  # each division into two once
@@ -576,19 +583,64 @@ class _Orders:
                             joined, cost = _times(one.value, other.value), one.cost + other.cost
                             several = one.is_open or other.is_open
                             for each in parts_of(members, cost, joined, one.axes | other.axes, several):
-                                if each.axes not in cheapest or each.cost < cheapest[each.axes].cost:
-                                    cheapest[each.axes] = each
+                                key = each.axes, each.is_open
+                                if key not in cheapest or each.cost < cheapest[key].cost:
+                                    cheapest[key] = each
                     part = (part - 1) & members
                 best[members] = sorted(cheapest.values(), key=lambda each: (len(each.axes), each.cost))[
                     :MOST_KEPT
                 ]
-        value = best[everything][0].value
-        for axis in block.axes:
-            if axis not in axes(everything):
-                value = value if axis in block.counts else call("mul", value, Size(axis))
-        for fn, by in block.numbers:
-            value = call("neg", value) if fn == "neg" else call(fn, value, by)
-        return value
+        yield completed(best[everything][0].value, block)
+        if len({self._form(factor) for factor in factors}) < len(factors):
+            for part in range(1, everything // 2 + 1):
+                sides = best[part][0], best[everything ^ part][0]
+                one, other = sorted((self._twin(side.value) for side in sides), key=self._sortable)
+                joined = _times(one, other)
+                yield completed(
+                    made(everything, 0.0, joined, sides[0].axes | sides[1].axes, False).value, block
+                )
+
+    def _sortable(self, expr: Expr) -> str:
+        return str(self._form(expr)[0])
+
+    def _twin(self, expr: Expr) -> Expr:
+        """A sum of a product of two factors with these in an order of their own, so that two that are equal but for the names of axes
+        have the same form."""
+        match expr:
+            case Reduce("sum", axis, body):
+                return Reduce("sum", axis, self._twin(body))
+            case Call("mul", args):
+                return call("mul", *sorted(map(self._twin, args), key=self._sortable))
+        return expr
+
+
+def completed(value: Expr, block: Block) -> Expr:
+    """The product of the factors of a block, summed over the axes that they have: with its numbers, and the sizes of its other axes."""
+    had = frozenset[str]().union(*map(free_axes, block.factors))
+    for axis in block.axes:
+        if axis not in had:
+            value = value if axis in block.counts else call("mul", value, Size(axis))
+    for fn, by in block.numbers:
+        value = call("neg", value) if fn == "neg" else call(fn, value, by)
+    return value
+
+
+def sum_over(value: Expr, axes: Collection[str], block: Block) -> Expr:
+    """The sum of a product over some axes of a block, or their mean."""
+    for axis in reversed([axis for axis in block.axes if axis in axes]):
+        value = Reduce("sum", axis, value)
+        value = call("div", value, Size(axis)) if axis in block.counts else value
+    return value
+
+
+def _factors(expr: Expr) -> int:
+    """How many factors a product has, under its masks."""
+    match expr:
+        case Call("mul", (left, right)):
+            return _factors(left) + _factors(right)
+        case Call("where", (_, value, zero)) if _is_number(zero, 0):
+            return _factors(value)
+    return 1
 
 
 def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
