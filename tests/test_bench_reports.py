@@ -13,6 +13,8 @@ import torch
 
 import eqfuse as eq
 from bench import cpu_report, errors_report, start_report, sweep_report, workloads_report
+from bench.algebra_gap import gaps
+from bench.algebra_programs import PROGRAMS
 from bench.magnitudes import MAGNITUDES
 from bench.operators import INEXPRESSIBLE, OPERATORS
 from bench.report import Options, Report, chosen_names
@@ -204,8 +206,15 @@ def test_algebra(tmp_path: Path) -> None:
     assert run("algebra", options, output=tmp_path / "x.json") == 0
     rows = {row["program"]: row for row in rows_of(tmp_path / "x.json")}
     assert rows["chain and a vector"]["order"] == ["y[i] = sum[j](a[i, j] * sum[k](b[j, k] * c[k]))"]
-    assert not rows["LAAB, H'Hx"]["order"] and all(row["proved"] for row in rows.values())
+    assert rows["LAAB, H'Hx"]["order"] == ["y[k] = sum[i](h[i, k] * sum[j](h[i, j] * x[j]))"]
+    assert not rows["LAAB, y'H'H"]["order"] and all(row["proved"] for row in rows.values())
     assert all(row["chosen"] <= row["written"] for row in rows.values())
+
+
+def test_orders_are_the_best_of_all_that_are_tried() -> None:
+    found = {gap.program: gap for gap in gaps(PROGRAMS)}
+    assert all(gap.best == gap.chosen <= gap.greedy for gap in found.values())
+    assert found["LAAB, H'yx'H"].greedy > 2 * found["LAAB, H'yx'H"].chosen
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ from eqfuse.terms.nodes import (
     substitute_axes,
     total_of,
     walk,
+    without_names,
 )
 from eqfuse.terms.prefixes import Extents, alike, form_of, scanned
 from eqfuse.terms.types import kind, program_dtypes
@@ -593,25 +594,21 @@ class Orders:
         yield completed(best[everything][0].value, block)
         if len({self._form(factor) for factor in factors}) < len(factors):
             for part in range(1, everything // 2 + 1):
-                sides = best[part][0], best[everything ^ part][0]
-                one, other = sorted((self._twin(side.value) for side in sides), key=self._sortable)
-                joined = _times(one, other)
-                yield completed(
-                    made(everything, 0.0, joined, sides[0].axes | sides[1].axes, False).value, block
-                )
+                half, rest = best[part][0], best[everything ^ part][0]
+                first, second = sorted(map(_twin, (half.value, rest.value)), key=str)
+                whole = made(everything, 0.0, _times(first, second), half.axes | rest.axes, False)
+                yield completed(whole.value, block)
 
-    def _sortable(self, expr: Expr) -> str:
-        return str(self._form(expr)[0])
 
-    def _twin(self, expr: Expr) -> Expr:
-        """A sum of a product of two factors with these in an order of their own, so that two that are equal but for the names of axes
-        have the same form."""
-        match expr:
-            case Reduce("sum", axis, body):
-                return Reduce("sum", axis, self._twin(body))
-            case Call("mul", args):
-                return call("mul", *sorted(map(self._twin, args), key=self._sortable))
-        return expr
+def _twin(expr: Expr) -> Expr:
+    """Products, and what sums sum, with the factors in an order that knows no names of axes, so that two that are equal but for these
+    have the same form."""
+    match expr:
+        case Reduce("sum", axis, body):
+            return Reduce("sum", axis, _twin(body))
+        case Call("mul", args):
+            return call("mul", *sorted(map(_twin, args), key=lambda factor: str(without_names(factor)[0])))
+    return expr
 
 
 def completed(value: Expr, block: Block) -> Expr:
