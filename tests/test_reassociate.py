@@ -12,7 +12,7 @@ import torch
 import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.errors import EqfuseError, VerificationError
-from eqfuse.rules.reassociate import reassociated, roundings, visited
+from eqfuse.rules.reassociate import reassociated, roundings, runners_up, visited
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import (
     Call,
@@ -185,6 +185,33 @@ def test_a_difference_of_exact_numbers_stays_where_it_is() -> None:
     assert free and all(isinstance(o.expr, Call) and o.expr.fn == "sub" for o in free)
     kernel = eq.compile(text, target="cpu", native="off", sizes={"i": 4096, "j": 4096, "k": 2})
     assert 'reassociate="free" takes it' in "".join(map(str, kernel.why_not()))
+
+
+def test_orders_that_lost_are_shown_with_their_cost() -> None:
+    text = "z[i] = sum[m](sum[l](sum[k](a[i,k] * b[k,l]) * c[l,m]) * y[m])"
+    kernel = eq.compile(text, target="cpu", native="off")
+    extents = dict.fromkeys("iklm", 256)
+    others = runners_up(kernel.program, kernel.plan.order, extents, 3)
+    costs = [visited(each, extents) for each in (kernel.plan.order, *others)]
+    assert costs == sorted(costs) and len(costs) == 4 and kernel.plan.order not in others
+    assert parse(text).outputs in runners_up(kernel.program, kernel.plan.order, extents, 100)
+    shown = kernel.explain().partition("Other orders:")[2]
+    assert (
+        f"{costs[1]:.3g} elements" in shown
+        and "z[i] = sum[k](a[i, k] * sum[m](sum[l](b[k, l] * c[l, m]) * y[m]))" in shown
+    )
+
+
+def test_an_order_that_is_predicted_to_take_longer_is_said() -> None:
+    """One kernel of more work is launched once, and leaves nothing for another one."""
+    text = "y[i,e] = sum[j](sum[d](q[i,d] * k[j,d]) * v[j,e])"
+    sizes = {"i": 256, "j": 256, "d": 64, "e": 64}
+    kernel = eq.compile(text, target="h200", sizes=sizes, verify=False)
+    assert not kernel.plan.order
+    assert any(
+        "is not taken" in each and "sum[d](q[i, d] * sum[j](k[j, d] * v[j, e]))" in each
+        for each in kernel.why_not()
+    )
 
 
 def test_orders_of_integers_alone_are_exact() -> None:

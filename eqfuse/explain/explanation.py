@@ -16,10 +16,12 @@ from eqfuse.explain.why import (
     Reason,
     Unfinished,
     Unverified,
+    dearer,
     divisions,
     finite_masks,
     left_apart,
     order_said,
+    orders_lost,
     plan_lines,
     predicted_for,
     refusals,
@@ -88,6 +90,7 @@ def why_not(report: Report) -> tuple[Reason, ...]:
         + tuple(refused)
         + (*divided, *apart, *finite_masks(report.program, report.plan))
         + unbounded(report.program, report.plan)
+        + dearer(report.program, report.plan, report.plans)
     )
 
 
@@ -113,6 +116,9 @@ def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[B
         yield Heading("order of sums and products")
         yield Prose(order_said(report.program, report.plan))
         yield Code("\n".join(output_lines(report.plan.order)))
+        if lost := list(orders_lost(report.program, report.plan)):
+            yield Prose("Other orders:")
+            yield Code("\n".join(lost))
     yield Heading(f"why {report.plan.schedule}")
     yield Prose(predicted_for(report))
     yield Code("\n".join(plan_lines(report.plans, report.plan)))

@@ -28,7 +28,7 @@ from eqfuse.proof.syntax import Term
 from eqfuse.proof.trace import PlanTerms, group_claim
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.merge_search import derive_group
-from eqfuse.rules.reassociate import WORTH, reassociated, roundings, visited
+from eqfuse.rules.reassociate import WORTH, reassociated, roundings, runners_up, visited
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.tables.rescale import RESCALE
 from eqfuse.terms.nodes import (
@@ -61,6 +61,8 @@ MASKING = -1e4
 """Numbers up to it stand for -inf where a mask puts them."""
 LONGEST = 200
 """Operations of an expression that a message shows."""
+RUNNERS_UP = 3
+"""Orders that are shown beside the one that runs."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,23 @@ class Unbounded:
             f"an order of sums and products that costs {self.share:.2g} of the one that runs is not taken, for its rounding:\n{text}\n"
             f"it has {found:.3g} roundings on the way to an output, as written there are {written:.3g}, or sums apart what is exact "
             'and cancels;\nreassociate="free" takes it'
+        )
+
+
+@dataclass(frozen=True)
+class Dearer:
+    """Another order of sums and products costs less by what reductions visit, and its best plan is predicted to take longer."""
+
+    order: tuple[Output, ...]
+    share: float
+    seconds: tuple[float, float]
+
+    def __str__(self) -> str:
+        other, chosen = self.seconds
+        text = "\n".join(f"  {line}" for line in output_lines(self.order))
+        return (
+            f"an order of sums and products that costs {self.share:.2g} of the one that runs is not taken:\n{text}\n"
+            f"its best plan is predicted to take {duration(other)}, that of what is written {duration(chosen)}"
         )
 
 
@@ -187,7 +206,7 @@ class FiniteMask:
         return str(EqfuseError(message, source=self.source, span=_last(self.source, self.number), hint=hint))
 
 
-Reason = Refusal | Divided | Apart | FiniteMask | Unfinished | Unverified | Unbounded
+Reason = Refusal | Divided | Apart | FiniteMask | Unfinished | Unverified | Unbounded | Dearer
 """Why something of a kernel is not fused."""
 
 
@@ -369,12 +388,26 @@ def refusals(
 def order_said(program: Program, plan: Plan) -> str:
     """What the order of sums and products that a plan runs costs beside the one that is written."""
     extents = _extents(program, plan)
-    costs = [visited(each, extents, same=alike(program)) for each in (program.outputs, plan.order)]
     depths = [roundings(each, extents) for each in (program.outputs, plan.order)]
+    written, runs = (_elements(program, each, extents) for each in (program.outputs, plan.order))
     return (
-        f"As written, reductions visit and leave {costs[0]:.3g} elements{plan.at_sizes}; in this order {costs[1]:.3g}. "
+        f"As written, reductions visit and leave {written:.3g} elements{plan.at_sizes}; in this order {runs:.3g}. "
         f"On the way to an output there are at most {depths[0]:.3g} roundings as written, and {depths[1]:.3g} in this order."
     )
+
+
+def orders_lost(program: Program, plan: Plan) -> Iterator[str]:
+    """The orders that cost least but for the one that runs, each with how many times as much it costs."""
+    extents = _extents(program, plan)
+    own = _elements(program, plan.order, extents)
+    for order in runners_up(program, plan.order, extents, RUNNERS_UP):
+        cost = _elements(program, order, extents)
+        yield f"{cost:.3g} elements, {cost / own:.3g} x{', as written' if order == program.outputs else ''}"
+        yield from (f"  {line}" for line in output_lines(order))
+
+
+def _elements(program: Program, outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
+    return visited(outputs, extents, same=alike(program))
 
 
 def _extents(program: Program, plan: Plan) -> dict[str, int]:
@@ -389,15 +422,25 @@ def unbounded(program: Program, plan: Plan) -> tuple[Unbounded, ...]:
         return ()
     extents = _extents(program, plan)
     order = reassociated(replace(program, reassociate="free"), extents)
-    runs = plan.order or program.outputs
-    costs = [visited(each, extents, same=alike(program)) for each in (order, runs)] if order else []
-    if not order or costs[0] > WORTH * costs[1]:
+    share = _share(program, plan, order, extents)
+    if share > WORTH or order == reassociated(program, extents):
         return ()
-    return (
-        Unbounded(
-            order, costs[0] / costs[1], (roundings(order, extents), roundings(program.outputs, extents))
-        ),
-    )
+    return (Unbounded(order, share, (roundings(order, extents), roundings(program.outputs, extents))),)
+
+
+def dearer(program: Program, plan: Plan, plans: Sequence[Plan]) -> tuple[Dearer, ...]:
+    """An order that visits less than the one that is written and runs, and is predicted to take longer."""
+    other = next((each for each in plans if each.order and each.cost is not None), None)
+    if plan.order or plan.form == "written" or plan.cost is None or other is None or other.cost is None:
+        return ()
+    share = _share(program, plan, other.order, _extents(program, plan))
+    return (Dearer(other.order, share, (other.cost.seconds, plan.cost.seconds)),)
+
+
+def _share(program: Program, plan: Plan, order: tuple[Output, ...], extents: Mapping[str, int]) -> float:
+    """What an order costs of the one that a plan runs; infinite for none."""
+    runs = plan.order or program.outputs
+    return _elements(program, order, extents) / _elements(program, runs, extents) if order else math.inf
 
 
 def _second_passes(

@@ -47,8 +47,10 @@ from eqfuse.terms.nodes import (
     post_order,
     rebuild,
     reductions,
+    replaced,
     substitute_axes,
     total_of,
+    transform,
     walk,
     without_names,
 )
@@ -136,6 +138,30 @@ def visited(
 ) -> float:
     """What an order costs: the elements that its reductions visit, and those that they leave for others to read."""
     return Orders(extents, constants=constants, same=same).cost(*(output.expr for output in outputs))
+
+
+def runners_up(
+    program: Program, outputs: Sequence[Output], extents: Mapping[str, int], most: int
+) -> list[tuple[Output, ...]]:
+    """The orders of a program that cost least beside that of `outputs`: the best for each division of a block in two, and what is written."""
+    same = alike(program)
+    orders, own = Orders(extents, same=same), tuple(outputs)
+    found = {_without_order(own): own, _without_order(program.outputs): program.outputs}
+    for place, output in enumerate(own):
+        for node in reductions(output.expr):
+            block = block_of(node)
+            if 2 < len(block.factors) <= MOST_FACTORS:
+                for made in orders.contracted(block, apart=True):
+                    other = replace(output, expr=replaced(output.expr, {node: made}))
+                    each = (*own[:place], other, *own[place + 1 :])
+                    found.setdefault(_without_order(each), each)
+    del found[_without_order(own)]
+    return sorted(found.values(), key=lambda each: visited(each, extents, same=same))[:most]
+
+
+def _without_order(outputs: Sequence[Output]) -> tuple[Expr, ...]:
+    """What is the same for outputs that differ in the order of the factors of single products."""
+    return tuple(_twin(output.expr) for output in outputs)
 
 
 def is_made_of(expr: Expr, tensors: Collection[str]) -> bool:
@@ -535,11 +561,11 @@ class Orders:
             made_of.append((is_added, best))
         return total_of(made_of)
 
-    def contracted(self, block: Block) -> Iterator[Expr]:
+    def contracted(self, block: Block, *, apart: bool = False) -> Iterator[Expr]:
         """The cheapest order of all, by dynamic programming over the subsets of the factors: of each subset the product, summed
         over the axes that no other factor has, or not yet summed over them, where that is cheaper later. Where factors are the same but
-        for the names of axes, also the product of the best of each two parts, which may be the same: `a a' b` is computed once in
-        `(b' a) (a' b)`."""
+        for the names of axes, also the product of the best of each two parts, which may be the same: `a' b` is computed once in
+        `(b' a) (a' b)`; with `apart` in any case."""
         factors, summed = block.factors, frozenset(block.axes)
         axes_of = [free_axes(factor) for factor in factors]
         everything = (1 << len(factors)) - 1
@@ -592,7 +618,7 @@ class Orders:
                     :MOST_KEPT
                 ]
         yield completed(best[everything][0].value, block)
-        if len({self._form(factor) for factor in factors}) < len(factors):
+        if apart or len({self._form(factor) for factor in factors}) < len(factors):
             for part in range(1, everything // 2 + 1):
                 half, rest = best[part][0], best[everything ^ part][0]
                 first, second = sorted(map(_twin, (half.value, rest.value)), key=str)
@@ -601,14 +627,16 @@ class Orders:
 
 
 def _twin(expr: Expr) -> Expr:
-    """Products, and what sums sum, with the factors in an order that knows no names of axes, so that two that are equal but for these
+    """An expression with the factors of each product in an order that knows no names of axes, so that two that are equal but for these
     have the same form."""
-    match expr:
-        case Reduce("sum", axis, body):
-            return Reduce("sum", axis, _twin(body))
-        case Call("mul", args):
-            return call("mul", *sorted(map(_twin, args), key=lambda factor: str(without_names(factor)[0])))
-    return expr
+
+    def step(node: Expr) -> Expr:
+        match node:
+            case Call("mul", args):
+                return call("mul", *sorted(args, key=lambda factor: str(without_names(factor)[0])))
+        return node
+
+    return transform(expr, step)
 
 
 def completed(value: Expr, block: Block) -> Expr:
