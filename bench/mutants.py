@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from bench import mutants_loops, mutants_merges, mutants_passes, mutants_roles, mutants_terms, mutants_tiles
+from bench import (
+    mutants_loops,
+    mutants_merges,
+    mutants_orders,
+    mutants_passes,
+    mutants_roles,
+    mutants_terms,
+    mutants_tiles,
+)
 from bench.mutation import Level, Mutant, Same
 from bench.stability import Uncast, draw_floats, first_gross_error
 from eqfuse import certification, compiler
@@ -62,6 +70,7 @@ from eqfuse.verify.stages import loop_stages, roles_stages, term_stage, tile_sta
 
 MUTANTS: tuple[Mutant, ...] = (
     *mutants_terms.MUTANTS,
+    *mutants_orders.MUTANTS,
     *mutants_merges.MUTANTS,
     *mutants_loops.MUTANTS,
     *mutants_tiles.MUTANTS,
@@ -188,6 +197,27 @@ SOURCES: Mapping[str, str] = {
         V: f32[j, e]
         F[j,r] = exp(K[j,r] - max[j](K[j,r]))
         O[i,e] = sum[r](Q[i,r] * sum[j](F[j,r] * V[j,e])) / sum[r](Q[i,r] * sum[j](F[j,r]))
+        """,
+    "products in another order": """
+        a: f32[i, j]
+        b: f32[j, k]
+        c: f32[k]
+        x: f32[i, k]
+        w: f32[o, k]
+        u: f32[o, r]
+        v: f32[r, k]
+        y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * c[k])
+        m[i] = mean[o](sum[k](x[i,k] * w[o,k]))
+        z[i,o] = sum[k](x[i,k] * (w[o,k] + sum[r](u[o,r] * v[r,k])))
+        d[i,j] = sum[k](where(i == k, c[k], 0) * b[j,k])
+        return y, m, z, d
+        """,
+    "sums over positions": """
+        x: f32[i]
+        z: f32[j]
+        y[i] = sum[j](where(j <= 2 * i - 3, x[i], 0)) + sum[j](j * x[i]) + sum[j](where(j >= i, j * j * x[i], 0))
+        s[i] = sum[j](z[j])
+        return y, s
         """,
     "position of the maximum": """
         x: f32[i, j]
@@ -328,7 +358,7 @@ def subjects(
 def mutations(mutant: Mutant, subject: Subject) -> Iterator[Any]:
     """Every IR of the subject with this mistake in one place; nothing where there is no such place."""
     match mutant.level:
-        case "term":
+        case "term" | "order":
             yield from mutant.mutate(subject.derived.outputs)
         case "merge":
             yield from _plans(mutant, subject.candidate.plan)
@@ -408,9 +438,9 @@ def judge(level: Level, mutated: Any, subject: Subject) -> Verdict | Same:
         return _seen_by(gross, "", gross.stage)
     if level == "roles":
         return Verdict("", 0, 0, "")
-    if level != "term" and _right_for_every_order(ran, subject):
+    if level not in ("term", "order") and _right_for_every_order(ran, subject):
         return Same("it gives the same for every row of -inf, 0, 1 and NaN")
-    if level != "term" and subject.vanishing and _exact(ran, subject):
+    if level not in ("term", "order") and subject.vanishing and _exact(ran, subject):
         return Same("it changes how a rounding error is kept, which is 0 in exact arithmetic")
     return Verdict("", 0, 0, "")
 
@@ -471,7 +501,7 @@ def _agree(
 def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:
     program, extents = subject.program, subject.extents
     match level:
-        case "term":
+        case "term" | "order":
             yield term_stage(replace(program, outputs=mutated), extents)
         case "merge" | "loop":
             check_nest(mutated, program)

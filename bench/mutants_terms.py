@@ -177,7 +177,7 @@ def _cast_moved_to_the_other_operand(node: Expr) -> Iterator[Expr]:
             yield call("mul", a, call(cast, b))
 
 
-def _in_outputs(step: Step) -> Callable[[Outputs], Iterator[Outputs]]:
+def in_outputs(step: Step) -> Callable[[Outputs], Iterator[Outputs]]:
     def mutate(outputs: Outputs) -> Iterator[Outputs]:
         for exprs in everywhere(step, tuple(output.expr for output in outputs)):
             yield tuple(replace(output, expr=e) for output, e in zip(outputs, exprs, strict=True))
@@ -186,7 +186,7 @@ def _in_outputs(step: Step) -> Callable[[Outputs], Iterator[Outputs]]:
 
 
 def _mutant(name: str, what: str, step: Step, *, strict: bool = False) -> Mutant:
-    return Mutant(name, "term", what, _in_outputs(step), strict)
+    return Mutant(name, "term", what, in_outputs(step), strict)
 
 
 MUTANTS = (

@@ -14,8 +14,8 @@ from eqfuse.loops.nodes import Loop
 from eqfuse.terms.nodes import Call, Expr, Output, Reduce, children, replaced, walk
 from eqfuse.tile.nodes import For, Value
 
-Level = Literal["term", "merge", "loop", "tile", "pass", "roles"]
-"""Where a mistake is made: outputs, derived merges, loop nest, tile program; that after a GPU's passes; its roles."""
+Level = Literal["term", "order", "merge", "loop", "tile", "pass", "roles"]
+"""Where a mistake is made: outputs, those in another order of sums and products, derived merges, loop nest, tile program; that after a GPU's passes; its roles."""
 
 Outputs = tuple[Output, ...]
 Step = Callable[[Expr], Iterable[Expr]]

@@ -18,6 +18,8 @@ CHOSEN = (
     ("attention with distances", "rolling", False),
     ("attention in half precision", "rolling", False),
     ("quantisation and product", "rolling", True),
+    ("products in another order", "multi_pass", False),
+    ("sums over positions", "multi_pass", False),
 )
 """Program, schedule, and whether its casts are opaque."""
 
@@ -63,7 +65,7 @@ def test_a_maximum_of_what_is_stored_is_kept_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[f"{m.level}: {m.name}" for m in MUTANTS])
-@pytest.mark.slow(but=["merge:", "term:", "pass:", "roles:"])
+@pytest.mark.slow(but=["merge:", "term:", "order:", "pass:", "roles:"])
 def test_a_mutant_is_rejected_wherever_it_is_made(mutant: Mutant, chosen: list[Subject]) -> None:
     for subject in chosen:
         if subject.strict is mutant.strict:
@@ -71,6 +73,12 @@ def test_a_mutant_is_rejected_wherever_it_is_made(mutant: Mutant, chosen: list[S
                 verdict = judge(mutant.level, mutated, subject)
                 assert isinstance(verdict, Same) or verdict.caught, f"survives in {subject.name}"
                 assert isinstance(verdict, Same) or verdict.shown
+
+
+def test_each_mistake_in_an_order_is_made_somewhere(chosen: list[Subject]) -> None:
+    orders = [mutant for mutant in MUTANTS if mutant.level == "order"]
+    assert len(orders) >= 20
+    assert all(any(places(mutant, subject, most=1) for subject in chosen) for mutant in orders)
 
 
 def test_a_square_is_even_in_what_it_squares() -> None:
