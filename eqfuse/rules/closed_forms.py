@@ -15,6 +15,7 @@ from functools import reduce
 from itertools import zip_longest
 
 from eqfuse.fast_dataclass import dataclass
+from eqfuse.terms.integer_terms import minus, plus, times
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Scalar, Size, call, free_axes, walk
 from eqfuse.terms.types import kind
 
@@ -48,10 +49,10 @@ def total(factors: Sequence[Expr], axis: str, dtypes: Mapping[str, str]) -> Expr
     if len(powers) > 3 or (len(powers) == 1 and not masks):
         return None
     sums = (
-        _times(power, _less(_first_powers(end, degree), _first_powers(first, degree)))
+        times(power, minus(_first_powers(end, degree), _first_powers(first, degree)))
         for degree, power in enumerate(powers)
     )
-    found = _product_of([*fixed, reduce(_plus, sums)])
+    found = _product_of([*fixed, reduce(plus, sums)])
     if masks:
         found = call("where", call("lt", first, end), found, Const(0))
     for mask in around:
@@ -96,13 +97,13 @@ def _powers(expr: Expr, axis: str, dtypes: Mapping[str, str]) -> tuple[Expr, ...
                 return None
             match expr.fn, known:
                 case "neg", [one]:
-                    return tuple(_less(Const(0), each) for each in one)
+                    return tuple(minus(Const(0), each) for each in one)
                 case "sq", [one]:
                     return _product(one, one)
                 case "mul", [one, other]:
                     return _product(one, other)
                 case fn, [one, other]:
-                    combined = _plus if fn == "add" else _less
+                    combined = plus if fn == "add" else minus
                     return tuple(combined(a, b) for a, b in zip_longest(one, other, fillvalue=Const(0)))
     return None
 
@@ -112,7 +113,7 @@ def _product(one: Sequence[Expr], other: Sequence[Expr]) -> tuple[Expr, ...]:
     found: list[Expr] = [Const(0)] * (len(one) + len(other) - 1)
     for n, a in enumerate(one):
         for m, b in enumerate(other):
-            found[n + m] = _plus(found[n + m], _times(a, b))
+            found[n + m] = plus(found[n + m], times(a, b))
     return tuple(found)
 
 
@@ -129,12 +130,12 @@ class _Bound:
         be the greatest there is."""
         match self.is_upper, self.is_one:
             case True, True:
-                return first, _plus(_smallest(self.at, _less(end, Const(1))), Const(1))
+                return first, plus(_smallest(self.at, minus(end, Const(1))), Const(1))
             case True, False:
                 return first, _smallest(self.at, end)
             case False, True:
                 return _largest(self.at, first), end
-        return _plus(_largest(self.at, _less(first, Const(1))), Const(1)), end
+        return plus(_largest(self.at, minus(first, Const(1))), Const(1)), end
 
 
 def _bound(mask: Expr, axis: str, dtypes: Mapping[str, str]) -> _Bound | None:
@@ -146,18 +147,18 @@ def _bound(mask: Expr, axis: str, dtypes: Mapping[str, str]) -> _Bound | None:
             return None
     if low is None or high is None:
         return None
-    rest, slope, *higher = (_less(a, b) for a, b in zip_longest(low, high, fillvalue=Const(0)))
+    rest, slope, *higher = (minus(a, b) for a, b in zip_longest(low, high, fillvalue=Const(0)))
     if any(each is not Const(0) for each in higher) or not isinstance(slope, Const) or slope.value == 0:
         return None
     order = fn if slope.value > 0 else _FLIPPED[fn]
-    at = _less(high[0], low[0]) if slope.value > 0 else rest  # steps * position (order) at
+    at = minus(high[0], low[0]) if slope.value > 0 else rest  # steps * position (order) at
     steps, is_upper = int(abs(slope.value)), order in ("lt", "le")
     is_moved = steps > 1 or all(side[0] is not Const(0) for side in (low, high))
     if is_moved and any(isinstance(node, Load | Scalar) for node in walk(at)):
         return None  # near the ends of its dtype it may be moved beyond them
     is_one = order in ("le", "ge")
     if steps > 1:  # at most: the greatest multiple; at least: one more than the greatest that is less
-        at = call("floordiv", at if order in ("le", "gt") else _less(at, Const(1)), Const(steps))
+        at = call("floordiv", at if order in ("le", "gt") else minus(at, Const(1)), Const(steps))
         is_one = is_upper
     return _Bound(at, is_upper, is_one)
 
@@ -166,10 +167,10 @@ def _first_powers(end: Expr, degree: int) -> Expr:
     """The sum of a power of the positions before `end`."""
     if degree == 0 or end is Const(0):
         return end
-    sum_of_first = call("floordiv", _times(end, _less(end, Const(1))), Const(2))
+    sum_of_first = call("floordiv", times(end, minus(end, Const(1))), Const(2))
     if degree == 1:
         return sum_of_first
-    return call("floordiv", _times(sum_of_first, _less(_times(Const(2), end), Const(1))), Const(3))
+    return call("floordiv", times(sum_of_first, minus(times(Const(2), end), Const(1))), Const(3))
 
 
 def _smallest(one: Expr, other: Expr) -> Expr:
@@ -187,41 +188,4 @@ def _largest(one: Expr, other: Expr) -> Expr:
 
 
 def _product_of(parts: Sequence[Expr]) -> Expr:
-    return reduce(_times, parts)
-
-
-def _times(one: Expr, other: Expr) -> Expr:
-    match one, other:
-        case (Const() as zero, _) | (_, Const() as zero) if zero is Const(0):
-            return Const(0)
-        case (Const() as unit, factor) | (factor, Const() as unit) if unit is Const(1):
-            return factor
-        case Const(a), Const(b) if isinstance(a, int) and isinstance(b, int):
-            return Const(a * b)
-    return call("mul", one, other)
-
-
-def _plus(one: Expr, other: Expr) -> Expr:
-    match one, other:
-        case (Const() as zero, term) | (term, Const() as zero) if zero is Const(0):
-            return term
-        case Const(a), Const(b) if isinstance(a, int) and isinstance(b, int):
-            return Const(a + b)
-        case _, Const(b) if isinstance(b, int) and b < 0:
-            return call("sub", one, Const(-b))
-    return call("add", one, other)
-
-
-def _less(one: Expr, other: Expr) -> Expr:
-    match one, other:
-        case term, Const() as zero if zero is Const(0):
-            return term
-        case Const(a), Const(b) if isinstance(a, int) and isinstance(b, int):
-            return Const(a - b)
-        case Const() as zero, term if zero is Const(0):
-            return call("neg", term)
-        case Call("sub", (a, Const(b))), Const(c) if isinstance(b, int) and isinstance(c, int):
-            return _less(a, Const(b + c))
-        case Call("add", (a, Const(b))), Const(c) if isinstance(b, int) and isinstance(c, int):
-            return _plus(a, Const(b - c))
-    return Const(0) if one is other else call("sub", one, other)
+    return reduce(times, parts)

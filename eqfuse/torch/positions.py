@@ -9,12 +9,12 @@ from a feature axis and joined again are the digits that they were. Sizes are in
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, call, walk
+from eqfuse.terms.integer_terms import divided, plus, remaining, times
+from eqfuse.terms.nodes import Axis, Const, Expr, walk
 
 Size = Any
 """A positive integer, or a sympy expression of positive symbols."""
@@ -94,96 +94,6 @@ def is_below(small: Size, large: Size) -> bool:
 
     apart = sympy.expand(sympy.sympify(large) - sympy.sympify(small))
     return bool(apart.is_Integer and apart > 0)
-
-
-def plus(left: Expr, right: Expr) -> Expr:
-    """A sum of integers."""
-    match left, right:
-        case Const(int(a)), Const(int(b)):
-            return Const(a + b)
-        case Const(0), other:
-            return other
-        case other, Const(0):
-            return other
-        case Call("add", (inner, Const(int(a)))), Const(int(b)):
-            return plus(inner, Const(a + b))
-        case Call("sub", (inner, Const(int(a)))), Const(int(b)):
-            return plus(inner, Const(b - a))
-        case Call("sub", (inner, a)), b if a == b:
-            return inner
-        case other, Const(int(b)) if b < 0:
-            return call("sub", other, Const(-b))
-        case _:
-            return call("add", left, right)
-
-
-def minus(left: Expr, right: Expr) -> Expr:
-    """A difference of integers."""
-    match left, right:
-        case a, b if a == b:
-            return Const(0)
-        case a, Const(int(b)):
-            return plus(a, Const(-b))
-        case Call("add", (a, b)), c if b == c:
-            return a
-        case _:
-            return call("sub", left, right)
-
-
-def compared(fn: str, left: Expr, right: Expr) -> Expr:
-    """A comparison, decided where both sides are integers that are a number apart."""
-    (one, first), (other, second) = _apart(left), _apart(right)
-    if one == other and isinstance(one, Axis | None):
-        return Const(bool(getattr(operator, fn)(first, second)))
-    return call(fn, left, right)
-
-
-def _apart(index: Expr) -> tuple[Expr | None, int]:
-    """A position as a sum of an expression, None for a number, and a number."""
-    match index:
-        case Const(int(number)):
-            return None, number
-        case Call("add", (Axis() as axis, Const(int(number)))):
-            return axis, number
-        case Call("sub", (Axis() as axis, Const(int(number)))):
-            return axis, -number
-        case _:
-            return index, 0
-
-
-def times(left: Expr, right: Expr) -> Expr:
-    """A product of integers."""
-    match left, right:
-        case Const(int(a)), Const(int(b)):
-            return Const(a * b)
-        case (Const(0), _) | (_, Const(0)):
-            return Const(0)
-        case (Const(1), other) | (other, Const(1)):
-            return other
-        case _:
-            return call("mul", left, right)
-
-
-def divided(index: Expr, size: Expr) -> Expr:
-    """The quotient of a position, rounded down."""
-    match index, size:
-        case Const(int(a)), Const(int(b)):
-            return Const(a // b)
-        case other, Const(1):
-            return other
-        case _:
-            return call("floordiv", index, size)
-
-
-def remaining(index: Expr, size: Expr) -> Expr:
-    """The remainder of a position."""
-    match index, size:
-        case Const(int(a)), Const(int(b)):
-            return Const(a % b)
-        case _, Const(1):
-            return Const(0)
-        case _:
-            return call("mod", index, size)
 
 
 class Radix:

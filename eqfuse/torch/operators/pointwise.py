@@ -9,6 +9,7 @@ import torch
 
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.terms.functions import BITWISE
+from eqfuse.terms.integer_terms import compared
 from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.table import (
     TABLE,
@@ -23,7 +24,6 @@ from eqfuse.torch.operators.table import (
     stored,
     truth,
 )
-from eqfuse.torch.positions import compared
 from eqfuse.torch.values import Value, is_number, power
 
 Function = Callable[..., Expr]

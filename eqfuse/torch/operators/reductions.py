@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from eqfuse.terms.integer_terms import divided, minus
 from eqfuse.terms.nodes import REDUCTIONS, Axis, Const, Expr, Reduce, call
 from eqfuse.torch.operators.pointwise import cast, check_wide
 from eqfuse.torch.operators.table import (
@@ -25,7 +26,7 @@ from eqfuse.torch.operators.table import (
     truth,
 )
 from eqfuse.torch.operators.views import reshaped
-from eqfuse.torch.positions import Position, axes_read, divided, minus
+from eqfuse.torch.positions import Position, axes_read
 from eqfuse.torch.values import Digit, Line, Value, axes_in, folded, position, power
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from eqfuse.terms.integer_terms import compared, divided, minus, plus, remaining, times
 from eqfuse.terms.nodes import Call, Const, Expr, call
 from eqfuse.torch.operators.pointwise import cast
 from eqfuse.torch.operators.table import (
@@ -16,19 +17,7 @@ from eqfuse.torch.operators.table import (
     operator,
     stored,
 )
-from eqfuse.torch.positions import (
-    Part,
-    Position,
-    Radix,
-    Size,
-    compared,
-    divided,
-    exact_ratio,
-    minus,
-    plus,
-    remaining,
-    times,
-)
+from eqfuse.torch.positions import Part, Position, Radix, Size, exact_ratio
 from eqfuse.torch.values import Layout, Value, constant
 
 Move = Callable[[tuple[Position, ...]], Sequence[Position]]

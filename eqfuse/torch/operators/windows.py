@@ -11,26 +11,14 @@ from typing import Any
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from eqfuse.terms.integer_terms import compared, divided, minus, plus, remaining, times
 from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.pointwise import divided_towards_zero
 from eqfuse.torch.operators.products import contracted
 from eqfuse.torch.operators.reductions import dropped, outermost, reduced
 from eqfuse.torch.operators.table import Made, Node, Unsupported, both, elementwise, number, operator
 from eqfuse.torch.operators.views import moved, reshaped
-from eqfuse.torch.positions import (
-    FINEST,
-    Part,
-    Position,
-    Size,
-    compared,
-    divided,
-    exact_ratio,
-    is_below,
-    minus,
-    plus,
-    remaining,
-    times,
-)
+from eqfuse.torch.positions import FINEST, Part, Position, Size, exact_ratio, is_below
 from eqfuse.torch.values import Value, Writer
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.terms.integer_terms import plus, times
 from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.indices import broadcast_shape
 from eqfuse.torch.operators.pointwise import cast
@@ -21,7 +22,7 @@ from eqfuse.torch.operators.table import (
     truth,
 )
 from eqfuse.torch.operators.views import reshaped
-from eqfuse.torch.positions import Position, Size, axes_read, plus, times
+from eqfuse.torch.positions import Position, Size, axes_read
 from eqfuse.torch.values import Layout, Value, axes_in, folded, position
 
 Places = Sequence[Position]
