@@ -251,7 +251,9 @@ def shaped(program: Program) -> dict[str, list[Expr | str]]:
 def timed(
     calls: Mapping[str, Callable[[dict[str, Any]], Any]], given: Sequence[dict[str, Any]], on_gpu: bool
 ) -> dict[str, float]:
-    """Milliseconds of one call of each, in turns: medians."""
+    """Milliseconds of one call of each, in turns: medians. In one thread they are of the processor, so that what else runs there does not
+    count."""
+    clock = time.perf_counter if on_gpu or torch.get_num_threads() > 1 else time.process_time
     seconds: dict[str, list[float]] = {what: [] for what in calls}
     for turn in range(REPEATS + 2):
         in_turn = list(calls.items())
@@ -260,12 +262,12 @@ def timed(
             values = given[(turn + turn // len(given)) % len(given)]
             if on_gpu:
                 torch.cuda.synchronize()
-            start = time.perf_counter()
+            start = clock()
             run_once(values)
             if on_gpu:
                 torch.cuda.synchronize()
             if turn > 1:
-                seconds[what].append(time.perf_counter() - start)
+                seconds[what].append(clock() - start)
     return {what: 1e3 * median(each) for what, each in seconds.items()}
 
 

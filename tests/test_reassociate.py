@@ -187,6 +187,21 @@ def test_a_difference_of_exact_numbers_stays_where_it_is() -> None:
     assert 'reassociate="free" takes it' in "".join(map(str, kernel.why_not()))
 
 
+def test_a_square_of_a_difference_is_multiplied_out_where_it_is_asked_for() -> None:
+    text = "y = sum[i](sum[j](sum[d](sq(x[i,d] - z[j,d]))))"
+    assert not outputs_of(text, i=1024, j=1024)
+    sizes = {"i": 1024, "j": 1024, "d": 16}
+    kernel = eq.compile(text, target="cpu", native="off", sizes=sizes, reassociate="free")
+    assert kernel.plan.order and kernel.certificate.ok
+    verdict = kernel.derivation.check(text)
+    assert verdict, verdict.why
+    assert not kernel.derivation.proof.gaps
+    x, z = torch.randn(300, 16), torch.randn(400, 16)
+    torch.testing.assert_close(kernel(x=x, z=z), torch.cdist(x, z).square().sum(), rtol=1e-4, atol=0)
+    bounded = eq.compile(text, target="cpu", native="off", sizes=sizes)
+    assert not bounded.plan.order and 'reassociate="free" takes it' in "".join(bounded.why_not())
+
+
 def test_orders_that_lost_are_shown_with_their_cost() -> None:
     text = "z[i] = sum[m](sum[l](sum[k](a[i,k] * b[k,l]) * c[l,m]) * y[m])"
     kernel = eq.compile(text, target="cpu", native="off")

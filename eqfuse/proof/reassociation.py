@@ -76,6 +76,9 @@ class _Path:
             case "Neg", _, (Term(head="Add"),):
                 self.step("negate-terms", at)
                 self._both(at)
+            case "Sq", _, (Term(head="Add"),):
+                self.step("square", at, forward=False)
+                self.top(at)
             case "Mul", _, (Term(head="Add"), _):
                 self.step("multiply-out", at)
                 self._both(at)

@@ -79,14 +79,16 @@ WORTH = 0.8
 
 def is_reassociable(program: Program) -> bool:
     """Whether some sum of products has another one in it, or is added to another one, so that there are orders to choose from; or is over
-    positions alone."""
+    positions alone; or, where all orders are allowed, is of squares of terms."""
     dtypes = program_dtypes(program)
+    is_free = program.reassociate == "free"
 
     def has_orders(node: Expr) -> bool:
         match node:
             case Reduce("sum", axis, body):
                 return (
                     _sums_inside(body)
+                    or (is_free and any(_square_of_terms(f) is not None for f in block_of(node).factors))
                     or any(_compared(part, axis) for part in walk(body))
                     or _total(block_of(node), axis, dtypes) is not None
                 )
@@ -538,6 +540,9 @@ class Orders:
         if 0 < len(factors) <= MOST_FACTORS:
             yield from self.contracted(replace(block, factors=factors))
         for place, factor in enumerate(block.factors):
+            if self._is_free and (square := _square_of_terms(factor)) is not None:
+                before, after = block.factors[:place], block.factors[place + 1 :]
+                yield from self._orders(replace(block, factors=(*before, square, square, *after)), terms)
             parts = terms_of(factor) if self._is_free else _exact_as_one(terms_of(factor))
             if 1 < len(parts) <= terms:
                 made = self._multiplied_out(block, place, parts, terms - len(parts) + 1)
@@ -678,6 +683,14 @@ def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
         case Call("neg", (inner,)):
             return [(not is_added, part) for is_added, part in terms_of(inner)]
     return [(True, expr)]
+
+
+def _square_of_terms(factor: Expr) -> Expr | None:
+    """What a factor is the square of, where that is a sum of terms."""
+    match factor:
+        case Call("sq", (inner,)) if len(terms_of(inner)) > 1:
+            return inner
+    return None
 
 
 def _exact_as_one(terms: Sequence[tuple[bool, Expr]]) -> list[tuple[bool, Expr]]:
