@@ -91,6 +91,7 @@ def test_compile(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path / "x.json")
     assert row["saturated"] and row["enodes"] > 0
     assert {"derive", "choose", "lower", "verify"} <= set(row["ms"]) and row["triton_ms"] > 0
+    assert row["orders"] > 0 and not row["order"]
 
 
 @pytest.mark.slow
