@@ -53,7 +53,7 @@ def _parts(block: Block) -> tuple[Part, ...]:
 class Greedy(Orders):
     """Multiplies the two factors of which the product costs least, until one is left."""
 
-    def contracted(self, block: Block) -> Iterator[Expr]:
+    def contracted(self, block: Block, *, apart: bool = False) -> Iterator[Expr]:
         parts = _parts(block)
         while len(parts) > 1:
             pairs = [_joined(parts, *pair, block) for pair in combinations(range(len(parts)), 2)]
@@ -64,8 +64,8 @@ class Greedy(Orders):
 class Every(Orders):
     """Tries each order of up to `MOST_TRIED` factors; beyond, the one that is chosen."""
 
-    def contracted(self, block: Block) -> Iterator[Expr]:
-        yield from super().contracted(block)
+    def contracted(self, block: Block, *, apart: bool = False) -> Iterator[Expr]:
+        yield from super().contracted(block, apart=apart)
         if len(block.factors) <= MOST_TRIED:
             for made in _trees(_parts(block), block):
                 yield completed(made, block)

@@ -165,7 +165,7 @@ def row_of(name: str, order: Order, options: Options, *, bound: bool = False) ->
     torch.manual_seed(options.seed or 0)
     kernel = eq.compile(order.text, native="wait", reassociate=order.reassociate)
     given = [drawn(program, order, sizes, options.device) for _ in range(3)]
-    own = {axis for axes in shaped(program).values() for axis in axes}
+    own = {at.name for index in shaped(program).values() for at in index if isinstance(at, Axis)}
     free = {axis: n for axis, n in sizes.items() if axis not in own and axis not in program.lengths}
     known: dict[str, Any] = {"sizes": free}
     exact = {n: t if n in order.integers else t.double() for n, t in given[1].items()}
@@ -225,26 +225,24 @@ def drawn(program: Program, order: Order, sizes: Mapping[str, int], device: str)
     }
 
 
-def _extent(index: Expr | str, sizes: Mapping[str, int]) -> int:
+def _extent(index: Expr, sizes: Mapping[str, int]) -> int:
     """How many positions a dimension has that is read at an axis, or at a sum of axes."""
     match index:
-        case str(name) | Axis(name):
+        case Axis(name):
             return sizes[name]
         case Call("add", (one, other)):
             return _extent(one, sizes) + _extent(other, sizes) - 1
     raise EqfuseError(f"no size is known of a dimension that is read at {index}")
 
 
-def shaped(program: Program) -> dict[str, list[Expr | str]]:
-    """What indexes each dimension of each tensor: an axis by its name where one does."""
-    loads = [node for node in walk(*(o.expr for o in program.outputs)) if isinstance(node, Load)]
-    read: dict[tuple[str, int], Expr | str] = {}
-    for load in loads:
-        for n, at in enumerate(load.index):
-            if isinstance(at, Axis):
-                read[load.tensor, n] = at.name
-            else:
-                read.setdefault((load.tensor, n), at)
+def shaped(program: Program) -> dict[str, list[Expr]]:
+    """What indexes each dimension of each tensor: an axis where one does."""
+    read: dict[tuple[str, int], Expr] = {}
+    for load in walk(*(output.expr for output in program.outputs)):
+        if isinstance(load, Load):
+            for n, at in enumerate(load.index):
+                if isinstance(at, Axis) or (load.tensor, n) not in read:
+                    read[load.tensor, n] = at
     return {t.name: [read[t.name, n] for n in range(t.rank)] for t in program.tensors}
 
 

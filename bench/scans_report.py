@@ -337,7 +337,7 @@ def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
             return along if axis in walked else wide if axis in ("d", "e") else count
 
         found = {
-            n: torch.randn([size(a) for a in axes], device=options.device) for n, axes in axes_of.items()
+            n: torch.randn([size(str(a)) for a in axes], device=options.device) for n, axes in axes_of.items()
         }
         return {n: t * (scan.scaled or {}).get(n, 1.0) for n, t in found.items()}
 

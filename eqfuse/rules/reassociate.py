@@ -128,8 +128,7 @@ def cheapest(
     """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out.
     `dtypes` say which inputs are integers, and may be positions; what is made of `constants` alone costs nothing; a sum over a prefix
     costs what a scan does, of axes that have the `same` extents. What an output before makes, but for the names of axes, costs nothing."""
-    orders = Orders(extents, is_free, dtypes, constants, same)
-    return orders.all(outputs)
+    return Orders(extents, is_free, dtypes, constants, same).all(outputs)
 
 
 def visited(
@@ -501,6 +500,7 @@ class Orders:
         return self._are_constant[expr]
 
     def size(self, axes: frozenset[str]) -> float:
+        """How many elements there are along axes."""
         return math.prod(float(self._extents[axis]) for axis in axes)
 
     def _ordered(self, expr: Expr) -> Expr:
