@@ -455,7 +455,7 @@ PROGRAMS: Mapping[str, Order] = {
         "ijk",
     ),
     "counts under a causal mask": Order(
-        "y[i] = sum[j](where(j <= i, x[j], 0)) / sum[j](where(j <= i, 1, 0))",
+        "i: axis[j]\ny[i] = sum[j](where(j <= i, x[j], 0)) / sum[j](where(j <= i, 1, 0))",
         {"i": 2048, "j": 2048},
         lambda x: x.cumsum(0) / torch.ones(len(x), len(x), dtype=x.dtype, device=x.device).tril().sum(1),
         lambda x: x.cumsum(0) / torch.arange(1, len(x) + 1, device=x.device),

@@ -166,7 +166,7 @@ def row_of(name: str, order: Order, options: Options, *, bound: bool = False) ->
     kernel = eq.compile(order.text, native="wait", reassociate=order.reassociate)
     given = [drawn(program, order, sizes, options.device) for _ in range(3)]
     own = {at.name for index in shaped(program).values() for at in index if isinstance(at, Axis)}
-    free = {axis: n for axis, n in sizes.items() if axis not in own and axis not in program.lengths}
+    free = {axis: n for axis, n in sizes.items() if axis not in {*own, *program.lengths, *program.domains}}
     known: dict[str, Any] = {"sizes": free}
     exact = {n: t if n in order.integers else t.double() for n, t in given[1].items()}
     expected = order.written(**exact)
@@ -187,7 +187,7 @@ def row_of(name: str, order: Order, options: Options, *, bound: bool = False) ->
     row["written_error"] = float((found["written_ms"] - expected).abs().max()) / greatest
     row |= timed(calls, given, on_gpu)
     plan = kernel.plan
-    extents = dict(plan.sizes)
+    extents = {**dict(plan.sizes), **{axis: sizes[of] for axis, of in program.domains.items()}}
     runs = plan.order or program.outputs
     row["order"], row["plan"] = output_lines(plan.order), repr(plan)
     row["written"] = visited(program.outputs, extents, same=alike(program))
