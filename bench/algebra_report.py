@@ -339,6 +339,6 @@ def _chain(rng: random.Random) -> tuple[list[str], dict[str, int], str]:
         tensors[rng.randrange(count)] += "z"
         tensors[rng.randrange(count)] += "z"
     tensors = ["".join(dict.fromkeys(t)) for t in tensors]
-    sizes = {a: rng.choice([1, 2, 8, 32, 100, 256]) for a in {*axes, "z"}}
+    sizes = {a: rng.choice([1, 2, 8, 32, 100, 256]) for a in (*axes, "z")}
     kept = "".join(sorted(set(rng.choice([axes[0] + axes[-1], axes[0], axes[-1], "", axes[0] + axes[2]]))))
     return tensors, sizes, kept
