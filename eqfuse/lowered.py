@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from eqfuse.compiled import Compiled
@@ -13,12 +13,14 @@ from eqfuse.extract.devices import Device
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.nodes import Program
+from eqfuse.terms.sizes import places
 from eqfuse.tile.check import TileError
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.storage import resolve_extents
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.tile.native.context import Interface
+    from eqfuse.tile.roles.loads import Tensors
     from eqfuse.tile.roles.nodes import RolesProgram
 
 
@@ -98,13 +100,23 @@ def in_roles(
 
     chosen = [configs[n] if each is None else KernelConfig(each.blocks) for n, each in enumerate(roles)]
     tiles = lower_nest(nest, program, dtypes, chosen, device, least_dot)
-    return with_roles(tiles, roles, tensor_axes(program, tiles), finite=program.assume_finite)
+    return with_roles(tiles, roles, tensors_of(program, tiles), finite=program.assume_finite)
 
 
-def tensor_axes(program: Program, tiles: TileProgram) -> dict[str, tuple[str | None, ...]]:
-    """The axes of the dims of every tensor, as far as they are known."""
-    found: dict[str, tuple[str | None, ...]] = {t.name: t.axes or (None,) * t.rank for t in program.tensors}
-    return found | {buffer.name: buffer.axes for buffer in tiles.buffers}
+def tensors_of(program: Program, tiles: TileProgram) -> Tensors:
+    """The axes of the dims of every tensor, as far as they are known. All axes along which a dim is read have its extent."""
+    from eqfuse.tile.roles.loads import Tensors
+
+    axes: dict[str, list[str | None]] = {t.name: [*(t.axes or (None,) * t.rank)] for t in program.tensors}
+    same = Tensors({}, dict(tiles.domains))
+    for axis, tensor, dimension in places(program):
+        known = axes[tensor][dimension]
+        if known is None:
+            axes[tensor][dimension] = axis
+        else:
+            same = same.equal(known, axis)
+    whole = {name: tuple(each) for name, each in axes.items()}
+    return replace(same, axes=whole | {buffer.name: buffer.axes for buffer in tiles.buffers})
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eqfuse.extract.unsuited import Unsuited
 from eqfuse.tile.nodes import (
@@ -37,6 +37,11 @@ class Tensors:
         while axis is not None and axis in self.root:
             axis = self.root[axis]
         return axis
+
+    def equal(self, axis: str, other: str) -> Tensors:
+        """These, with two axes of one extent."""
+        first, second = self.extent(axis), self.extent(other)
+        return self if first == second else replace(self, root={**self.root, str(second): str(first)})
 
 
 def copied(value: Value, op: LoadTile, ops: Mapping[str, Op], tensors: Tensors, *, whole: bool) -> Index:

@@ -6,7 +6,7 @@ Every row is named in certificates where it changed a kernel. What has gone thro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -112,13 +112,12 @@ SPLIT = "roles"
 def with_roles(
     program: TileProgram,
     schedules: Sequence[Roles | None],
-    axes: Mapping[str, tuple[str | None, ...]],
+    tensors: Tensors,
     *,
     finite: bool,
 ) -> RolesProgram:
-    """The program with the kernels' roles, one schedule for each; kernels without one stay as they are. `axes` are those of every
-    tensor's dims, as far as they are known; `finite` says that all that is stored is finite. Raises Unsuited."""
-    tensors = Tensors(axes, dict(program.domains))
+    """The program with the kernels' roles, one schedule for each; kernels without one stay as they are. `tensors` has the axes
+    of every tensor's dims, as far as they are known; `finite` says that all that is stored is finite. Raises Unsuited."""
     chosen = [n for n, schedule in enumerate(schedules) if schedule is not None]
     ordinary = tuple(without_rare(program.kernels[n]) for n in chosen)
     first = run_passes(replace(program, kernels=ordinary), ROLES_PASSES)
