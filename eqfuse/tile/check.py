@@ -40,6 +40,7 @@ class _KernelCheck:
         self._visible: dict[str, ir.Value] = {}
         self._names: set[str] = set()
         self._open: list[ir.For[ir.Stmt]] = []
+        self._extents: dict[str, str] = {}
 
     def run(self) -> None:
         for block in self._kernel.blocks:
@@ -184,7 +185,8 @@ class _KernelCheck:
                 self._shape(value, (), "f64" if value.dtype == "f64" else "f32")
             case ir.Argument(name):
                 self._shape(value, (), self._dtypes.get(name, value.dtype))
-            case ir.Extent():
+            case ir.Extent(axis):
+                self._extents[value.name] = axis
                 self._shape(value, (), "i32")
             case ir.BlockSize(axis):
                 self._block(axis)
@@ -285,7 +287,8 @@ class _KernelCheck:
             if loop.axis == axis:
                 self._require(loop.masked, f"bound of axis {axis!r} in a loop that is not masked")
                 self._require(
-                    loop.stop == stop, f"bound of axis {axis!r} at {stop.name!r}, not at the loop's stop"
+                    loop.stop == stop or self._extents.get(stop.name) == axis,
+                    f"bound of axis {axis!r} at {stop.name!r}, not at the end of the loop or of the axis",
                 )
 
     def _elementwise(self, value: ir.Value, fn: str, args: tuple[ir.Value, ...]) -> None:

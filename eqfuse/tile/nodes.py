@@ -151,7 +151,7 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Bound:
-    """positions of `axis` < its extent (or the loop's stop, or that of the block's valid positions): a tile with
+    """positions of `axis` < its extent (or the end of the loop, or of the valid positions of the block): a tile with
     dims (axis,), or a scalar for unit axes."""
 
     axis: str

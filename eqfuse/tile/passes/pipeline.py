@@ -28,6 +28,7 @@ from eqfuse.tile.passes.reciprocals import by_reciprocals
 from eqfuse.tile.passes.row_terms import rows_last
 from eqfuse.tile.passes.scaled_maxima import scaled_last
 from eqfuse.tile.passes.transpose_products import transpose_products
+from eqfuse.tile.passes.whole_shards import whole_shards
 
 
 class Passed(Protocol):
@@ -118,6 +119,13 @@ GPU_PASSES: tuple[Pass, ...] = (
         "products of f32 as three of bf16, and sums of products of f8, where the tensors are no more precise",
         _EXACT,
         "precision.ERROR: the products of the lesser halves are left out",
+    ),
+    Pass(
+        "whole shards",
+        whole_shards,
+        "shards that multiply matrices end between blocks: masks are left at the end of the tensor alone",
+        "every position is in one shard",
+        "the same sums, divided among shards at other places",
     ),
     _LAUNCH_VALUES,
     _GRID_ORDER,
