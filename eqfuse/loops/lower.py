@@ -341,9 +341,12 @@ class _KernelLowering:
         return Kernel(name, build.parallel, build.body, ascending, longer, slots)
 
     def _store_partials(self, build: Builder, group: Group, shard: str) -> None:
-        """Stores the states of a shard."""
+        """Stores the states of a shard: next to each other what an instance stores, along the dims of a state or the last
+        parallel axis."""
+        parallel = self._plan.parallel
         for state in group.states:
-            axes = (*self._plan.parallel, shard, *self._dims(state))
+            dims = self._dims(state)
+            axes = (*parallel, shard, *dims) if dims else (*parallel[:-1], shard, *parallel[-1:])
             partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
             build.store(partial.tensor, axes, Local(state.name, state.dims))
             self._partials[state.name] = partial
