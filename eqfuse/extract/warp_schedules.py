@@ -294,7 +294,7 @@ class Price:
         found -= self._work.waves * residuals.ahead if roles.ahead else 0.0
         if roles.led:
             found = residuals.led[0] * found + residuals.led[1]
-        bound = max(found, self._memory, residuals.cached * self._cache)
+        bound = max(found, residuals.streamed * self._memory, residuals.cached * self._cache)
         return bound - SHOWN * (bound - found)
 
 
@@ -350,6 +350,7 @@ class Pricing:
             outlook.cost.alone(config)["special"] if facts.special < 1 else 0.0,
             max((sum(each.is_added for each in loop) for loop in facts.loops), default=0),
             any(outlook.extents[axis] % ALIGNED for axis in whole & facts.loaded),
+            any(corrections for _, corrections in facts.corrections),
         )
 
 
