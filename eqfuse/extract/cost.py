@@ -9,7 +9,8 @@
     steps           trips of loops, of the SM that has most, * the overhead of a trip
     spill           traffic of tiles that do not fit on chip
 
-An SM's units work side by side: the largest term shows, and a part of the others. On a CPU they add up.
+An SM's units work side by side: the largest term shows, and a part of the others. Steps show whole, but for those of matrix products
+that wait for memory. On a CPU all add up.
 `slowdown` is for tiles that under-use an SM (registers, shared memory and warps: resources.py). Constants that were fitted
 are in residuals.py, rates and capacities in devices.py.
 """
@@ -48,9 +49,12 @@ def sort_seconds(positions: int, device: Device) -> float:
     return residuals.sort_call + residuals.sort_position * positions
 
 
-def overlapped(terms: Mapping[str, float], slowdown: float, hidden: float) -> dict[str, float]:
-    """What shows of the terms of a kernel on a GPU: what is not the bottleneck hides behind it, but for a part."""
-    apart = ("steps", "spill")
+def overlapped(
+    terms: Mapping[str, float], slowdown: float, hidden: float, *, streams: bool = False
+) -> dict[str, float]:
+    """What shows of the terms of a kernel on a GPU: what is not the bottleneck hides behind it, but for a part. So do trips of a loop that
+    `streams` operands: those of the next ones are on their way."""
+    apart = ("spill",) if streams else ("steps", "spill")
     largest = max((name for name in terms if name not in apart), key=lambda name: terms[name])
     return {
         name: slowdown * (seconds if name == largest or name in apart else hidden * seconds)
@@ -82,15 +86,25 @@ class KernelCost:
         """What shows of each term, in seconds."""
         found = self.alone(config)
         if self.on_gpu:
-            residuals = self.device.residuals
-            found = overlapped(found, self.slowdown(config), residuals.hidden)
+            streams, hidden = self._streams(config, found), self.device.residuals.hidden
+            found = overlapped(found, self.slowdown(config, streams=streams), hidden, streams=streams)
         found["launch"] = self.device.launch
         return [Term(name, seconds) for name, seconds in found.items()]
 
-    def slowdown(self, config: KernelConfig) -> float:
-        """The product of the factors that apply to these tiles."""
+    def _streams(self, config: KernelConfig, alone: Mapping[str, float]) -> bool:
+        """Whether a kernel does nothing but multiply along axes that it walks, and waits for the operands."""
+        sizes, extents, products = config.sizes(self.shape.extents), self.shape.extents, self.work.products
+        walks = bool(products) and all(
+            sizes[p.contraction.axis] < extents[p.contraction.axis] for p in products
+        )
+        return walks and alone["memory"] >= max(alone.values())
+
+    def slowdown(self, config: KernelConfig, *, streams: bool = False) -> float:
+        """The product of the factors that apply to these tiles. Where they stream operands, one thread block on an SM is enough."""
         factors = self.device.residuals.slowdowns
         found = slowdowns(self.kernel, config, self.shape, self.device)
+        if streams:
+            found.pop("one_block", None)
         return float(math.prod(factors[name] ** power for name, power in found.items()))
 
     def grid(self, config: KernelConfig) -> int:

@@ -17,8 +17,8 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.resources import (
     WARPGROUP,
     WARPGROUP_ROWS,
-    fits_twice,
     held,
+    most_per_sm,
     shared_by_stages,
 )
 from eqfuse.extract.shape import Shape
@@ -59,7 +59,8 @@ class Point:
 
 class Lattice:
     """`blocks` are those of the axes that have no choice. With `overlaps`, thread blocks of one SM are in different phases
-    (a product while another computes its exponentials), so that two of them are wanted."""
+    (a product while another computes its exponentials), so that two of them are wanted. With `streams`, products wait for operands
+    from memory: what counts are bytes under way on an SM, and few what blocks load again."""
 
     def __init__(
         self,
@@ -70,9 +71,11 @@ class Lattice:
         axes: Sequence[TiledAxis],
         *,
         overlaps: bool,
+        streams: bool = False,
     ) -> None:
         self.kernel, self.shape, self.device, self.axes = kernel, shape, device, axes
         self.overlaps = overlaps
+        self.streams = streams and any(a.is_depth for a in axes)
         self.start = {**blocks, **{a.axis: max(LEAST, min(a.best[0], a.limit)) for a in axes}}
         self.residuals = device.residuals
         self._known: dict[tuple[int, ...], Point] = {}
@@ -80,7 +83,8 @@ class Lattice:
     def with_rows(self, rows: int) -> Lattice:
         """The lattice with this as the best number of rows."""
         axes = [replace(a, best=(rows, rows)) if a.is_rows else a for a in self.axes]
-        return Lattice(self.kernel, self.shape, self.device, self.start, axes, overlaps=self.overlaps)
+        settings = self.kernel, self.shape, self.device, self.start, axes
+        return Lattice(*settings, overlaps=self.overlaps, streams=self.streams)
 
     def best(self) -> Point:
         """The cheapest point that the descent reaches."""
@@ -118,20 +122,25 @@ class Lattice:
 
     def _priced(self, blocks: Mapping[str, int]) -> Iterator[Point]:
         kernel, device, shape = self.kernel, self.device, self.shape
-        sized = self._waves(blocks) * self._sizes(blocks)
+        grid = self._grid(blocks)
+        sized = self._waves(grid) * self._sizes(blocks)
         needed = shared_by_stages(kernel, blocks, range(device.stages + 1), shape)
         values = held(kernel, blocks, device, shape)
         for warps in WARPS:
             each = values.by_thread(warps * device.lanes)
             by_warps = sized * self._registers(blocks, warps, each)
-            fits = fits_twice(each, warps, device)
+            most = most_per_sm(each, warps, device)
             for stages in range(2, device.stages + 1):
-                yield Point(blocks, warps, stages, by_warps * self._waiting(needed, stages, fits))
+                price = by_warps * self._waiting(needed, stages, most >= 2)
+                yield Point(blocks, warps, stages, price * self._under_way(needed, stages, most, grid))
 
-    def _waves(self, blocks: Mapping[str, int]) -> float:
+    def _grid(self, blocks: Mapping[str, int]) -> int:
+        """Thread blocks."""
+        return math.prod(math.ceil(self.shape.extents[a] / blocks[a]) for a in self.kernel.parallel)
+
+    def _waves(self, grid: int) -> float:
         """SMs that are idle in the last wave."""
-        extents, sms = self.shape.extents, self.device.sms
-        grid = math.prod(math.ceil(extents[a] / blocks[a]) for a in self.kernel.parallel)
+        sms = self.device.sms
         return math.ceil(grid / sms) * sms / grid if grid else 1.0
 
     def _sizes(self, blocks: Mapping[str, int]) -> float:
@@ -140,11 +149,20 @@ class Lattice:
         for tiled in self.axes:
             size, (least, most) = blocks[tiled.axis], tiled.best
             up = limit.per_doubling_depth if tiled.is_depth else limit.per_doubling
-            found *= limit.per_doubling ** max(0.0, math.log2(min(least, tiled.limit) / size))
+            if self.streams and tiled.is_parallel and not tiled.is_rows:
+                found *= self._loaded_again(blocks, size, min(least, tiled.limit))
+            else:
+                found *= limit.per_doubling ** max(0.0, math.log2(min(least, tiled.limit) / size))
             found *= up ** max(0.0, math.log2(size / most))
             if tiled.is_parallel and size < self.device.rows <= tiled.limit and tiled.is_rows:
                 found *= limit.few_rows_tile
         return found
+
+    def _loaded_again(self, blocks: Mapping[str, int], columns: int, best: int) -> float:
+        """Bytes that a block of so many columns loads for each of its elements, over those of one of the best number: columns are
+        loaded once for all rows of a block, rows once for all columns."""
+        rows = min((blocks[a.axis] for a in self.axes if a.is_rows), default=best)
+        return max(1.0, (1 / columns + 1 / rows) / (1 / best + 1 / rows))
 
     def _registers(self, blocks: Mapping[str, int], warps: int, each: float) -> float:
         """Spills, and operands that warps share or pass through registers; `each` thread holds so many values."""
@@ -161,17 +179,27 @@ class Lattice:
 
     def _waiting(self, needed: Sequence[int], stages: int, fits: bool) -> float:
         """Shared memory, of which `needed` is what each number of stages takes: whether two thread blocks fit an SM (where
-        registers let them, or two are wanted), stages, and bytes that are under way."""
+        registers let them, or two are wanted, and products do not wait for memory alone), and stages."""
         limit, room = self.residuals, self.device.shared
         if needed[stages] > room:
             return limit.no_room * needed[stages] / room
         found = limit.stages[stages]
+        if self.streams and not self.overlaps:
+            return found
         if (self.overlaps and not fits) or (fits and 2 * needed[stages] > room):
             found *= limit.slowdowns["one_block"] * (1 + limit.crowded_shared * needed[stages] / room)
-        if any(a.is_depth for a in self.axes):
-            under_way = max(1, (stages - 1) * (needed[1] - needed[0]))
-            found *= math.sqrt(max(1.0, limit.bytes_under_way / under_way))
         return found
+
+    def _under_way(self, needed: Sequence[int], stages: int, most: int, grid: int) -> float:
+        """Too few bytes under way: in a thread block, or, where products wait for memory, on an SM, whose registers hold at `most` so many
+        blocks."""
+        if not any(a.is_depth for a in self.axes):
+            return 1.0
+        limit, under_way = self.residuals, max(1, (stages - 1) * (needed[1] - needed[0]))
+        if not self.streams:
+            return math.sqrt(max(1.0, limit.bytes_under_way / under_way))
+        blocks = min(most, self.device.shared // max(1, needed[stages]), grid / self.device.sms)
+        return math.sqrt(max(1.0, limit.bytes_streamed / max(1.0, blocks * under_way)))
 
 
 def _price(point: Point) -> float:

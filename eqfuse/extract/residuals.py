@@ -86,6 +86,9 @@ class Residuals:
     bytes_under_way: float = 48 << 10
     """Bytes of operands that have to be under way in a thread block for its share of the bandwidth; time goes with the
     square root of what is missing: with 16 KB a stage, 3 stages took 1.13 to 1.25 times as long as 4."""
+    bytes_streamed: float = 80 << 10
+    """The same on an SM, of all its thread blocks, where products wait for memory. 16 rows, 4096 x 14336 (H200, 27 us at the bandwidth of
+    memory): 47 KB took 34.5 us, 62 KB 31.7, 104 KB 31.6; 64 rows 35.2 with 63 KB and 32.1 with 125; few blocks with 10 KB 99."""
 
     # Spilled tiles: traffic of a tile that does not fit on chip, in tile sizes
     spill_traffic: float = 8.0

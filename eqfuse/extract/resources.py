@@ -349,13 +349,13 @@ def two_per_sm(
         return True
     in_shared = 2 * shared_bytes(kernel, blocks, config.stages, shape) <= device.shared
     held = registers(kernel, blocks, config.warps, device, shape)
-    return in_shared and fits_twice(held, config.warps, device)
+    return in_shared and most_per_sm(held, config.warps, device) >= 2
 
 
-def fits_twice(held: float, warps: int, device: Device) -> bool:
-    """Whether the registers of an SM hold two thread blocks whose threads hold so many values; half of them are what the
-    device calls a tile."""
-    return (held + device.residuals.addresses) * warps * device.lanes * REGISTER_BYTES <= device.tile
+def most_per_sm(held: float, warps: int, device: Device) -> int:
+    """How many thread blocks the registers of an SM hold whose threads hold so many values; half of them are what the device
+    calls a tile."""
+    return int(2 * device.tile // ((held + device.residuals.addresses) * warps * device.lanes * REGISTER_BYTES))
 
 
 def slowdowns(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> dict[str, float]:
