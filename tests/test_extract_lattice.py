@@ -96,3 +96,28 @@ def test_a_small_grid_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = (512 // point.blocks["i"]) * (512 // point.blocks["n"])
     assert H200.sms / 3 < grid <= H200.sms
     assert point.blocks["i"] >= lattice.device.rows  # rows of a warpgroup are kept
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_products_of_few_rows_have_bytes_under_way_on_every_sm(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    searched = _chosen(monkeypatch, GEMM, {"i": rows, "n": 14336, "k": 4096}, "f16")
+    point = next(point for lattice, point in searched if lattice.streams)
+    stage = 2 * point.blocks["k"] * (point.blocks["i"] + point.blocks["n"])
+    grid = -(-14336 // point.blocks["n"])
+    assert grid * (point.stages - 1) * stage >= 0.75 * H200.residuals.bytes_streamed * H200.sms
+
+
+def test_products_of_many_rows_do_not_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = _chosen(monkeypatch, GEMM, {"i": 8192, "n": 8192, "k": 8192}, "f16")
+    assert not any(lattice.streams for lattice, _ in searched)
+
+
+def test_what_loads_all_before_it_multiplies_wants_two_thread_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"h": 32, "i": 8192, "j": 77, "d": 64, "e": 64}
+    found = [(lattice, point) for lattice, point in _chosen(monkeypatch, ATTENTION, sizes, "f16")]
+    whole = next(point for lattice, point in found if lattice.overlaps and point.blocks["j"] == 128)
+    assert (whole.blocks["i"], whole.warps) == (64, 4)

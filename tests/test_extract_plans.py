@@ -168,7 +168,7 @@ def test_attention_over_long_sequences_takes_one_pass(target: str) -> None:
 def test_decoding_fills_the_device(target: str) -> None:
     """Eight heads and one query: without shards, eight program instances would run on a hundred units."""
     plan = compiled(ATTENTION, DECODE, target).chosen.plan
-    assert plan.schedule == "split_k"
+    assert "split_k" in {group.schedule for kernel in plan.kernels for group in kernel.groups}
     assert plan.shards > 1
     assert DECODE["h"] * plan.shards >= DEVICES[target].sms / 2
 

@@ -22,6 +22,7 @@ from loops_plans import (
     two_kernels,
 )
 
+import eqfuse as eq
 from eqfuse.errors import ScheduleError
 from eqfuse.loops.interpreter import run
 from eqfuse.loops.lower import lower
@@ -259,3 +260,9 @@ def test_printed_attention(schedule: Schedule, golden: Callable[[str, str], None
 def test_printed_softmax(schedule: Schedule, golden: Callable[[str, str], None]) -> None:
     program, plan = softmax(schedule)
     golden(f"loops_softmax_{schedule}", show(lower(plan, program)))
+
+
+def test_states_of_shards_lie_next_to_each_other_along_the_last_parallel_axis() -> None:
+    kernel = eq.compile("y[t,f] = sum[c](x[t,c] * w[f,c])", target="h200", prefer="split_k", verify=False)
+    buffers = {buffer.axes for buffer in kernel.compiled.chosen.nest.buffers if not buffer.is_output}
+    assert buffers == {("t", "c_shard", "f")}

@@ -184,3 +184,11 @@ def test_masked_products_compile_for_hopper_without_spills(case: str) -> None:
     # the slot is written where products read it next
     text = report.kernel.assembly
     assert text.count("fence.proxy.async") >= 2 and "fma.rn.f16x2" in text
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_short_masked_attention_has_roles_with_a_promise_or_without(finite: bool) -> None:
+    derived = compiler.derive(PROGRAMS["causal"], None, False, assume_finite=finite)
+    sizes = {"b": 4, "h": 32, "i": 1024, "j": 1024, "d": 64, "e": 64}
+    dtypes = {**program_dtypes(derived.program), **HALF}
+    assert compiler.pipeline(derived, sizes, dtypes, H200).chosen.plan.roles

@@ -18,6 +18,7 @@ from eqfuse.devices import device_named
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.loops.plan import KernelConfig
+from eqfuse.lowered import lower_nest
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
@@ -30,6 +31,7 @@ from eqfuse.tile.lower.program import lower
 from eqfuse.tile.nodes import (
     Align,
     Argument,
+    Bound,
     Cast,
     Constant,
     Dot,
@@ -52,6 +54,7 @@ from eqfuse.tile.passes.pipeline import CPU_PASSES, GPU_PASSES, Pass, passes_of,
 from eqfuse.tile.printer import show
 from eqfuse.tile.storage import launch_value
 from eqfuse.tile.triton.module import emit
+from eqfuse.tile.walk import ops_of
 from eqfuse.verify.degrees import DegreeDomain
 from eqfuse.verify.field.domain import FieldDomain
 
@@ -122,6 +125,50 @@ def ran(program: TileProgram, x: Any, s: float, dtype: Any = "float32") -> Any:
     source, domain = parse("y[i] = x[i] * s"), FloatDomain(dtype)
     given = {"x": np.asarray(x, domain.dtype)}
     return interpreter.run(program, source, given, {"s": s}, {"i": len(x)}, domain, shards={})["y"]
+
+
+# Whole shards ------------------------------------------------------------------------------------
+
+SPLIT_PRODUCT = "x: f16[t, c]\nw: f16[f, c]\ny[t,f] = sum[c](x[t,c] * w[f,c])"
+
+
+def test_shards_of_products_end_between_blocks() -> None:
+    kernel = eq.compile(SPLIT_PRODUCT, target="h200", prefer="split_k", sizes={"t": 16, "f": 512, "c": 8192})
+    assert "whole shards" in kernel.tile.passes and kernel.certificate.ok
+    first = kernel.tile.kernels[0]
+    ops = ops_of(first.body)
+    bounds = [op for op in ops.values() if isinstance(op, Bound) and op.axis == "c"]
+    assert bounds and all(ops[bound.stop.name] == Extent("c") for bound in bounds)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 9, 31, 64])
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_whole_shards_have_every_position_once(size: int, shards: int) -> None:
+    kernel = eq.compile(SPLIT_PRODUCT, target="h200", prefer="split_k", verify=False)
+    configs = [
+        replace(config, blocks=tuple(replace(b, size=b.size and min(b.size, 4)) for b in config.blocks))
+        for config in kernel.plan.configs
+    ]
+    nest, program = kernel.compiled.chosen.nest, kernel.program
+    tiles = lower_nest(nest, program, {"x": "f16", "w": "f16"}, configs, device_named("h200"), least_dot=1)
+    assert "whole shards" in tiles.passes
+    generator = np.random.default_rng(size)
+    given = {n: generator.integers(-4, 5, (rows, size)).astype(float) for n, rows in (("x", 2), ("w", 3))}
+    sizes, numbers = {"t": 2, "f": 3, "c": size}, {axis: shards for axis, _ in nest.shards}
+    found = interpreter.run(tiles, program, given, {}, sizes, FloatDomain("float64"), shards=numbers)["y"]
+    np.testing.assert_array_equal(found, given["x"] @ given["w"].T)
+
+
+@pytest.mark.parametrize(
+    ("source", "schedule"),
+    [
+        ("y[r] = sum[c](x[r,c])", "split_k"),
+        ("k: axis[c]\ny[r,c] = sum[k](where(k <= c, x[r,k], 0))", "scan_split"),
+    ],
+)
+def test_other_shards_end_where_they_did(source: str, schedule: str) -> None:
+    kernel = eq.compile(source, target="h200", prefer=schedule, sizes={"r": 2, "c": 1 << 20}, verify=False)
+    assert kernel.plan.shards > 1 and "whole shards" not in kernel.tile.passes
 
 
 # Exponentials to the base 2 ----------------------------------------------------------------------

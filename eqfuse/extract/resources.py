@@ -355,7 +355,9 @@ def two_per_sm(
 def most_per_sm(held: float, warps: int, device: Device) -> int:
     """How many thread blocks the registers of an SM hold whose threads hold so many values; half of them are what the device
     calls a tile."""
-    return int(2 * device.tile // ((held + device.residuals.addresses) * warps * device.lanes * REGISTER_BYTES))
+    return int(
+        2 * device.tile // ((held + device.residuals.addresses) * warps * device.lanes * REGISTER_BYTES)
+    )
 
 
 def slowdowns(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> dict[str, float]:

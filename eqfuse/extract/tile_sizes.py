@@ -402,9 +402,10 @@ def _loops_over_sides(kernel: Kernel, usage: AxisUsage, whole: Collection[str]) 
 
 
 def _loads_once(kernel: Kernel, usage: AxisUsage, whole: Collection[str]) -> bool:
-    """Whether a thread block loads all it multiplies before it multiplies: nothing but another block is under way meanwhile. Attention of
-    8192 queries and 77 keys (32 heads of 64) took 46 us in blocks of 64 queries by 4 warps, 68 of 128 by 8 (H200)."""
-    return not usage.loops and all(c.axis in whole for c in contractions(kernel))
+    """Whether a thread block loads all it needs for products one after the other before them: nothing but another block is under way
+    meanwhile. Attention of 8192 queries and 77 keys (32 heads of 64) took 46 us in blocks of 64 queries by 4 warps, 68 of 128 by 8 (H200)."""
+    found = contractions(kernel)
+    return not usage.loops and len(found) > 1 and all(c.axis in whole for c in found)
 
 
 def _grid(axes: Sequence[str], blocks: Mapping[str, int], extents: Mapping[str, int]) -> int:

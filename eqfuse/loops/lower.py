@@ -341,12 +341,12 @@ class _KernelLowering:
         return Kernel(name, build.parallel, build.body, ascending, longer, slots)
 
     def _store_partials(self, build: Builder, group: Group, shard: str) -> None:
-        """Stores the states of a shard: next to each other what an instance stores, along the dims of a state or the last
-        parallel axis."""
+        """Stores the states of a shard. Those of products lie next to each other along the last parallel axis, of which an instance has
+        a tile; others along their own dims, or shard by shard as the merge reads them."""
         parallel = self._plan.parallel
+        tiled = parallel and not any(map(self._dims, group.states)) and _shares_operands(group, parallel[-1])
         for state in group.states:
-            dims = self._dims(state)
-            axes = (*parallel, shard, *dims) if dims else (*parallel[:-1], shard, *parallel[-1:])
+            axes = (*parallel[:-1], shard, parallel[-1]) if tiled else (*parallel, shard, *self._dims(state))
             partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
             build.store(partial.tensor, axes, Local(state.name, state.dims))
             self._partials[state.name] = partial
@@ -663,6 +663,12 @@ def _shard_ends(axis: str, shard: str) -> tuple[Expr, Expr]:
     chunk = call("floordiv", call("sub", call("add", Size(axis), Size(shard)), Const(1)), Size(shard))
     start = call("minimum", call("mul", Axis(shard), chunk), Size(axis))
     return start, call("minimum", call("add", start, chunk), Size(axis))
+
+
+def _shares_operands(group: Group, axis: str) -> bool:
+    """Whether the states of a group read something that is the same at all positions of an axis, and something that is not."""
+    loads = [node for node in walk(*(state.body for state in group.states)) if isinstance(node, Load)]
+    return len({axis in free_axes(load) for load in loads}) == 2
 
 
 def _levels(states: tuple[State, ...]) -> list[list[State]]:
