@@ -51,6 +51,7 @@ from eqfuse.tile.nodes import (
 from eqfuse.tile.passes import exp2, positions, precision, reciprocals
 from eqfuse.tile.passes.draft import changed
 from eqfuse.tile.passes.pipeline import CPU_PASSES, GPU_PASSES, Pass, passes_of, run_passes
+from eqfuse.tile.passes.whole_shards import whole_shards
 from eqfuse.tile.printer import show
 from eqfuse.tile.storage import launch_value
 from eqfuse.tile.triton.module import emit
@@ -135,6 +136,7 @@ SPLIT_PRODUCT = "x: f16[t, c]\nw: f16[f, c]\ny[t,f] = sum[c](x[t,c] * w[f,c])"
 def test_shards_of_products_end_between_blocks() -> None:
     kernel = eq.compile(SPLIT_PRODUCT, target="h200", prefer="split_k", sizes={"t": 16, "f": 512, "c": 8192})
     assert "whole shards" in kernel.tile.passes and kernel.certificate.ok
+    assert whole_shards(kernel.tile) is kernel.tile
     first = kernel.tile.kernels[0]
     ops = ops_of(first.body)
     bounds = [op for op in ops.values() if isinstance(op, Bound) and op.axis == "c"]

@@ -80,9 +80,17 @@ class _Shard:
             return True
         match ops.get(place.name):
             case ir.Elementwise("add", (before, positions)) if self._is_apart(before, ops):
-                match ops.get(positions.name):
-                    case ir.Elementwise("mul", (_, block)):
-                        return ops.get(block.name) == ir.BlockSize(self.axis)
+                return self._is_blocks(positions, ops)
+        return False
+
+    def is_whole(self, ops: Mapping[str, ir.Op]) -> bool:
+        """Whether a shard has whole blocks already."""
+        return self._is_blocks(self.length, ops)
+
+    def _is_blocks(self, positions: ir.Value, ops: Mapping[str, ir.Op]) -> bool:
+        match ops.get(positions.name):
+            case ir.Elementwise("mul", (_, block)):
+                return ops.get(block.name) == ir.BlockSize(self.axis)
         return False
 
 
@@ -96,7 +104,9 @@ def _kernel(kernel: ir.Kernel, alone: Mapping[str, str]) -> ir.Kernel:
     found: dict[str, _Shard] = {}
     for loop in loops:
         shard = _Shard.of(loop.stop, ops, alone)
-        if shard is not None and shard.walked(loop, ops) and uses[shard.length.name] == 2:
+        if shard is None or shard.is_whole(ops) or not shard.walked(loop, ops):
+            continue
+        if uses[shard.length.name] == 2:  # in both of its ends
             found[shard.length.name] = shard
     if not found:
         return kernel
@@ -126,9 +136,8 @@ def _kernel(kernel: ir.Kernel, alone: Mapping[str, str]) -> ir.Kernel:
 
     body: list[ir.Stmt] = []
     for stmt in changed(kernel.body, rounded):
-        shards = found.values() if isinstance(stmt, ir.For) else ()
-        for shard in shards:
-            if shard.walked(stmt, ops):
-                stmt = replace(stmt, body=changed(stmt.body, partial(edged, shard=shard)))
+        ended = [s for s in found.values() if isinstance(stmt, ir.For) and s.walked(stmt, ops)]
+        if isinstance(stmt, ir.For) and ended:
+            stmt = replace(stmt, body=changed(stmt.body, partial(edged, shard=ended[0])))
         body.append(stmt)
     return replace(kernel, body=tuple(body))
