@@ -14,14 +14,14 @@ import eqfuse as eq
 from bench.mutants_roles import MUTANTS
 from bench.workloads import WORKLOADS
 from eqfuse import certification, compiler
-from eqfuse.compiled import Compiled
+from eqfuse.compiled import Asked, Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.extract.unsuited import Unsuited
 from eqfuse.extract.warp_schedules import sized
 from eqfuse.loops.plan import Roles
-from eqfuse.lowered import in_roles
-from eqfuse.specialize_warps import other_roles
+from eqfuse.lowered import in_roles, lower_nest
+from eqfuse.specialize_warps import other_roles, specialized
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
@@ -242,13 +242,17 @@ def test_a_product_may_start_from_a_tile_in_a_slot() -> None:
     derived = compiler.derive(
         f"{LATENT.strip()}\nN[b,h] = max[e](O[b,h,e])\nreturn O, N\n", None, False, assume_finite=True
     )
-    compiled = compiler.pipeline(derived, {**SIZES, "b": 512}, HALF, H200)
-    assert compiled.roles is not None
-    kernel = compiled.roles.specialized[-1]
-    read = {s.value.name for s in nested(kernel.roles[1].body) if isinstance(s, LoadShared)}
-    started = {
-        s.accumulator.name for s in nested(kernel.roles[1].body) if isinstance(s, MmaAsync) and s.accumulator
-    }
+    sizes = {**SIZES, "b": 512}
+    asked = Asked(sizes, HALF, H200)
+    read, started = set[str](), set[str]()
+    for candidate in compiler.pipeline(derived, sizes, HALF, H200).candidates:
+        if not candidate.plan.reason:
+            tile = lower_nest(candidate.nest, derived.program, HALF, candidate.plan.configs, H200)
+            _, roles = specialized(derived, asked, candidate, tile)
+            for kernel in roles.specialized if roles else ():
+                consumer = list(nested(kernel.roles[1].body))
+                read |= {s.value.name for s in consumer if isinstance(s, LoadShared)}
+                started |= {s.accumulator.name for s in consumer if isinstance(s, MmaAsync) and s.accumulator}
     assert read & started
 
 

@@ -86,18 +86,22 @@ class KernelCost:
         """What shows of each term, in seconds."""
         found = self.alone(config)
         if self.on_gpu:
-            streams, hidden = self._streams(config, found), self.device.residuals.hidden
+            streams, hidden = self.streams(config, found), self.device.residuals.hidden
             found = overlapped(found, self.slowdown(config, streams=streams), hidden, streams=streams)
         found["launch"] = self.device.launch
         return [Term(name, seconds) for name, seconds in found.items()]
 
-    def _streams(self, config: KernelConfig, alone: Mapping[str, float]) -> bool:
-        """Whether a kernel does nothing but multiply along axes that it walks, and waits for the operands."""
+    def streams(self, config: KernelConfig, alone: Mapping[str, float]) -> bool:
+        """Whether a kernel does nothing but multiply along axes that it walks, and waits for the operands. `alone` is what each kind of
+        work would take."""
         sizes, extents, products = config.sizes(self.shape.extents), self.shape.extents, self.work.products
         walks = bool(products) and all(
             sizes[p.contraction.axis] < extents[p.contraction.axis] for p in products
         )
-        return walks and alone["memory"] >= max(alone.values())
+        if not walks or alone["memory"] < max(alone.values()):
+            return False
+        sizes_stored = (self.shape.itemsize(t) * self.shape.positions(axes) for t, axes in self.work.stores)
+        return 2 * sum(sizes_stored) < alone["memory"] * self.device.bandwidth
 
     def slowdown(self, config: KernelConfig, *, streams: bool = False) -> float:
         """The product of the factors that apply to these tiles. Where they stream operands, one thread block on an SM is enough."""

@@ -211,9 +211,9 @@ class RolesResiduals:
     """Bytes of slots that the consumers of an SM look at in a second, for what is not finite. With `assume_finite` causal attention (head
     dim 128) of 4 x 1024 positions took 5 us less, of 2 x 2048 8, of 8192 4, with a window of 4096 4, with soft caps 14: the model has
     5, 5, 13, 11 and 5."""
-    streamed: float = 1.45
-    """What a kernel takes at least, of the time of its bytes at the bandwidth of memory: a product of 64 x 4096 x 14336 took 41 us where 28
-    were predicted, Triton 35."""
+    few_streams: float = 1.45
+    """What fewer thread blocks than SMs take at least, of the time of their bytes at the bandwidth of memory: 112 blocks of a product of
+    64 x 4096 x 14336 took 41 us where 28 were predicted, Triton 35."""
     tile_seconds: float = 0.63
     tile_block: float = 1.17e-6
     """What Triton kernels of the same programs took of their predicted time, and a wave of thread blocks beside it."""

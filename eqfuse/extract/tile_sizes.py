@@ -144,8 +144,9 @@ def _for_gpu(kernel: Kernel, usage: AxisUsage, shape: Shape, device: Device) -> 
     blocks |= {a: min(limits[a], GPU_DEPTH) for a in usage.loops if a not in tiled}
     overlaps = _loops_over_sides(kernel, usage, whole) or _loads_once(kernel, usage, whole)
     lattice = Lattice(kernel, shape, device, blocks, axes, overlaps=overlaps)
-    alone = KernelCost(kernel, shape, device).alone(configured(lattice.start))
-    if alone["memory"] > alone["matrix"]:
+    cost, start = KernelCost(kernel, shape, device), configured(lattice.start)
+    alone = cost.alone(start)
+    if cost.streams(start, alone):
         lattice = Lattice(kernel, shape, device, blocks, axes, overlaps=overlaps, streams=True)
     elif _throttles(alone, device):
         lattice = lattice.with_rows(GPU_ROWS)

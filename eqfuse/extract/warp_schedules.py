@@ -265,6 +265,7 @@ class Price:
         arithmetic = facts.special * alone["special"] + facts.others * alone["elementwise"]
         arithmetic *= _padded(facts, sizes, outlook.extents, cut)
         self._memory, self._cache = alone["memory"], alone["cache"]
+        self._few = outlook.cost.grid(config) < outlook.device.sms
         inside = bool(facts.walked)
         waves, trips = _waves(outlook, config), outlook.cost.trips(config, inside=inside)
         self._work = RolesWork(
@@ -294,7 +295,8 @@ class Price:
         found -= self._work.waves * residuals.ahead if roles.ahead else 0.0
         if roles.led:
             found = residuals.led[0] * found + residuals.led[1]
-        bound = max(found, residuals.streamed * self._memory, residuals.cached * self._cache)
+        memory = self._memory * (residuals.few_streams if self._few else 1.0)
+        bound = max(found, memory, residuals.cached * self._cache)
         return bound - SHOWN * (bound - found)
 
 
