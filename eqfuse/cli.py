@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -121,7 +122,10 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--target", default="auto", help="auto (default: the CPU), or a target of emit")
     _add_sizes(explain)
     explain.add_argument("--prefer", choices=tuple(WAYS), help="force a schedule")
-    explain.add_argument("--output", type=writable, metavar="FILE", help="write it there")
+    text = (
+        "write it there; a folder for a page of each program (*.eqf) of the folder FILE, and a list of them"
+    )
+    explain.add_argument("--output", type=file_or_folder, metavar="FILE|FOLDER", help=text)
 
     beginning = add("new", _new, "begin a file with a program, from a formula or one that ships")
     beginning.add_argument("file", metavar="FILE", help="it must not be there yet")
@@ -327,6 +331,10 @@ def _emit(options: argparse.Namespace, console: Console) -> int:
 def _explain(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.explain.explanation import coloured
 
+    if Path(options.file).is_dir():
+        return _explain_folder(options, console)
+    if options.output and options.output.is_dir():
+        raise EqfuseError(f"{str(options.output)!r} is a folder", hint="name a file in it")
     kernel, _ = _kernel(options)
     if options.output:
         options.output.write_text(kernel.explain(options.format, options.detail), encoding="utf-8")
@@ -338,6 +346,37 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
     else:
         print(kernel.explain(options.format, options.detail))
     return 0
+
+
+def _explain_folder(options: argparse.Namespace, console: Console) -> int:
+    """Writes a page for each program of a folder, and one that lists them."""
+    from eqfuse.explain.page import Entry, contents
+
+    files = sorted(Path(options.file).glob("*.eqf"))
+    if not files:
+        raise EqfuseError(f"there is no program (*.eqf) in {options.file!r}")
+    folder = options.output
+    if folder is None or (folder.suffix and not folder.is_dir()):
+        raise EqfuseError("programs of a folder are explained in a folder", hint="give --output FOLDER")
+    folder.mkdir(exist_ok=True)
+    entries = []
+    for file in files:
+        source = read(str(file))
+        about = next((line[1:].strip() for line in source.splitlines() if line.startswith("#")), "")
+        title = f"{file.stem}: {about}" if about and ":" not in about else file.stem
+        try:
+            kernel, _ = _kernel(options, source)
+            text = kernel.explain("html", options.detail)
+        except EqfuseError as error:
+            entries.append(Entry(title, why=str(error).splitlines()[0]))
+        else:
+            (folder / f"{file.name}.html").write_text(text, encoding="utf-8")
+            entries.append(Entry(title, f"{quote(file.name)}.html", str(kernel.plan).strip("<>")))
+        console.print(f"{file.stem}: {entries[-1].why or entries[-1].plan}", markup=False, soft_wrap=True)
+    index = folder / "index.html"
+    index.write_text(contents(f"Programs of {Path(options.file).resolve().name}", entries), encoding="utf-8")
+    console.print(f"written to {index}", markup=False, soft_wrap=True)
+    return 1 if any(each.why for each in entries) else 0
 
 
 def _new(options: argparse.Namespace, console: Console) -> int:

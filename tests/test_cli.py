@@ -136,6 +136,31 @@ def test_plans_are_those_of_given_sizes(tmp_path: Path, capsys: pytest.CaptureFi
     assert "an integer, 1 or more" in error_of(capsys, "emit", str(file), "--size", "j=0")
 
 
+def test_programs_of_a_folder_are_explained_in_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs, pages = tmp_path / "programs", tmp_path / "pages"
+    programs.mkdir()
+    assert "there is no program (*.eqf)" in error_of(capsys, "explain", str(programs))
+    (programs / "index.eqf").write_text("# Sums & more\ny[i] = sum[j](x[i,j])\n")
+    (programs / "b c.eqf").write_text("y[i] = max[j](x[i,j])\n")
+    assert "give --output FOLDER" in error_of(capsys, "explain", str(programs))
+    assert "give --output FOLDER" in error_of(
+        capsys, "explain", str(programs), "--output", str(tmp_path / "a.html")
+    )
+    assert main(["explain", str(programs), "--output", str(pages)]) == 0
+    index = (pages / "index.html").read_text()
+    assert 'href="b%20c.eqf.html"' in index and ">index: Sums &amp; more</a>" in index
+    assert "max[j](x[i,j])" in (pages / "b c.eqf.html").read_text()
+    assert "sum[j](x[i,j])" in (pages / "index.eqf.html").read_text()
+    (programs / "broken.eqf").write_text("y[i] = sum[j](x[i,j]\n")
+    assert main(["explain", str(programs), "--output", str(pages)]) == 1
+    assert "was never closed" in (pages / "index.html").read_text() and "broken: " in capsys.readouterr().out
+    assert "name a file in it" in error_of(
+        capsys, "explain", str(programs / "index.eqf"), "--output", str(pages)
+    )
+
+
 @pytest.mark.parametrize(
     "file, why", [(".", "is a folder"), ("missing/kernel.py", "there is no folder 'missing'")]
 )
@@ -143,7 +168,7 @@ def test_output_that_cannot_be_written_is_refused_first(
     softmax: str, file: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["explain", softmax, "--output", file])
+        main(["run", softmax, "--output", file])
     assert why in capsys.readouterr().err
 
 

@@ -64,6 +64,22 @@ def fragment(
     )
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A program in a list of pages: the file of its page, and its plan in a line; or `why` it has none."""
+
+    title: str
+    file: str = ""
+    plan: str = ""
+    why: str = ""
+
+
+def contents(title: str, entries: Sequence[Entry]) -> str:
+    """The page that lists others, which lie beside it, and shows one of them."""
+    first = next((each.file for each in entries if not each.why), "")
+    return template("pages").render(nonce="", title=title, entries=entries, first=first)
+
+
 def _parts(
     report: Report,
     derivation: Derivation,
