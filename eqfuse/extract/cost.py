@@ -43,6 +43,11 @@ def total(kernels: Iterable[Sequence[Term]]) -> Cost:
     return Cost(tuple(Term(name, seconds) for name, seconds in sums.items()))
 
 
+STREAMED = 2.0
+"""How many times as long as its arithmetic the bytes of a kernel take that waits for memory. The model counts bytes that thread blocks read together
+as often as they might be read, so that a large product takes about as long for its bytes as for its multiplications."""
+
+
 def sort_seconds(positions: int, device: Device) -> float:
     """The time in which torch sorts positions by a key and counts those before each segment."""
     residuals = device.residuals if device.kind == "gpu" else CPU
@@ -60,6 +65,12 @@ def overlapped(
         name: slowdown * (seconds if name == largest or name in apart else hidden * seconds)
         for name, seconds in terms.items()
     }
+
+
+def waits_for_memory(alone: Mapping[str, float]) -> bool:
+    """Whether a kernel waits for memory, whatever it computes meanwhile. `alone` is what each kind of work would take."""
+    arithmetic = max(alone[name] for name in ("matrix", "elementwise", "special"))
+    return alone["memory"] >= max(*alone.values(), STREAMED * arithmetic)
 
 
 class KernelCost:
@@ -98,7 +109,7 @@ class KernelCost:
         walks = bool(products) and all(
             sizes[p.contraction.axis] < extents[p.contraction.axis] for p in products
         )
-        if not walks or alone["memory"] < max(alone.values()):
+        if not walks or not waits_for_memory(alone):
             return False
         sizes_stored = (self.shape.itemsize(t) * self.shape.positions(axes) for t, axes in self.work.stores)
         return 2 * sum(sizes_stored) < alone["memory"] * self.device.bandwidth

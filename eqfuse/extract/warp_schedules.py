@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from eqfuse.extract.axis_usage import block_sizes
-from eqfuse.extract.cost import KernelCost
+from eqfuse.extract.cost import KernelCost, waits_for_memory
 from eqfuse.extract.devices import Device
 from eqfuse.extract.residuals import RolesResiduals, RolesWork, TilesWork
 from eqfuse.extract.resources import WARPGROUP_ROWS
@@ -265,7 +265,7 @@ class Price:
         arithmetic = facts.special * alone["special"] + facts.others * alone["elementwise"]
         arithmetic *= _padded(facts, sizes, outlook.extents, cut)
         self._memory, self._cache = alone["memory"], alone["cache"]
-        self._few = outlook.cost.grid(config) < outlook.device.sms
+        self._few = outlook.cost.grid(config) < outlook.device.sms and waits_for_memory(alone)
         inside = bool(facts.walked)
         waves, trips = _waves(outlook, config), outlook.cost.trips(config, inside=inside)
         self._work = RolesWork(
