@@ -43,7 +43,7 @@ def total(kernels: Iterable[Sequence[Term]]) -> Cost:
     return Cost(tuple(Term(name, seconds) for name, seconds in sums.items()))
 
 
-STREAMED = 2.0
+STREAMED = 1.5
 """How many times as long as its arithmetic the bytes of a kernel take that waits for memory. The model counts bytes that thread blocks read together
 as often as they might be read, so that a large product takes about as long for its bytes as for its multiplications."""
 
