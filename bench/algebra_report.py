@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from bench.algebra_gap import said as gaps_said
 from bench.algebra_programs import FLIPS, ON_GPU, PROGRAMS, REFUSED, Flip, Order
 from bench.gallery import GALLERY
 from bench.report import Column, Options, Report, chosen_names, geometric_mean, recorded
+from bench.timing import in_turn
 from bench.workloads import WORKLOADS
 from eqfuse.errors import EqfuseError
 from eqfuse.rules.reassociate import cheapest, roundings, visited
@@ -52,7 +52,6 @@ COLUMNS = (
     Column("error", lambda row: f"{row['error']:.1e}"),
     Column("as written", lambda row: f"{row['written_error']:.1e}"),
 )
-REPEATS = 15
 CHAINS = 500
 """Random chains, where `--examples` says nothing."""
 MOST_ERROR = 4.0
@@ -138,7 +137,7 @@ def _flips(flip: Flip, options: Options, report: Report) -> None:
         sizes = order.extents(options.small, options.device) | dict.fromkeys(flip.axes, size)
         given = [drawn(program, order, sizes, options.device) for _ in range(3)]
         calls = {what: lambda values, kernel=kernel: kernel(**values) for what, kernel in kernels.items()}
-        ms = timed(calls, given, options.device == "cuda")
+        ms = in_turn(calls, given, options.device)
         is_other = bool(kernels["chosen"].plan.order)
         found.add(is_other)
         report.summary.append(
@@ -161,7 +160,6 @@ def _gap(report: Report) -> None:
 
 def row_of(name: str, order: Order, options: Options, *, bound: bool = False) -> dict[str, Any]:
     """One program, called on fresh inputs; with the `bound` of the rounding of what runs, relative to the greatest value."""
-    on_gpu = options.device == "cuda"
     sizes = order.extents(options.small, options.device)
     program = parse(order.text)
     torch.manual_seed(options.seed or 0)
@@ -187,7 +185,7 @@ def row_of(name: str, order: Order, options: Options, *, bound: bool = False) ->
     greatest = float(expected.abs().max()) or 1.0
     row["error"] = float((found["ms"] - expected).abs().max()) / greatest
     row["written_error"] = float((found["written_ms"] - expected).abs().max()) / greatest
-    row |= timed(calls, given, on_gpu)
+    row |= in_turn(calls, given, options.device)
     plan = kernel.plan
     extents = {**dict(plan.sizes), **{axis: sizes[of] for axis, of in program.domains.items()}}
     runs = plan.order or program.outputs
@@ -246,29 +244,6 @@ def shaped(program: Program) -> dict[str, list[Expr]]:
                 if isinstance(at, Axis) or (load.tensor, n) not in read:
                     read[load.tensor, n] = at
     return {t.name: [read[t.name, n] for n in range(t.rank)] for t in program.tensors}
-
-
-def timed(
-    calls: Mapping[str, Callable[[dict[str, Any]], Any]], given: Sequence[dict[str, Any]], on_gpu: bool
-) -> dict[str, float]:
-    """Milliseconds of one call of each, in turns: medians. In one thread they are of the processor, so that what else runs there does not
-    count."""
-    clock = time.perf_counter if on_gpu or torch.get_num_threads() > 1 else time.process_time
-    seconds: dict[str, list[float]] = {what: [] for what in calls}
-    for turn in range(REPEATS + 2):
-        in_turn = list(calls.items())
-        for place in range(len(in_turn)):  # who is first finds its inputs out of the caches
-            what, run_once = in_turn[(place + turn) % len(in_turn)]
-            values = given[(turn + turn // len(given)) % len(given)]
-            if on_gpu:
-                torch.cuda.synchronize()
-            start = clock()
-            run_once(values)
-            if on_gpu:
-                torch.cuda.synchronize()
-            if turn > 1:
-                seconds[what].append(clock() - start)
-    return {what: 1e3 * median(each) for what, each in seconds.items()}
 
 
 # -- chains ----------------------------------------------------------------------------------------

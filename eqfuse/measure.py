@@ -72,12 +72,13 @@ def interleaved(
     budget_seconds: float = 6.0,
     again: int = 0,
     most_seconds: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
     """Time the contestants in turn on fresh inputs, each round beginning with another one: one warm-up round, then up to `rounds`;
     each of them `again` on the same inputs.
 
     Stops early, after three rounds at the least, once `budget_seconds` have passed. The time of a contestant whose warm-up takes
-    longer than `most_seconds` is that of its warm-up.
+    longer than `most_seconds` is that of its warm-up. `clock` gives seconds: those of the processor where other work runs beside.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     warm: dict[str, list[float]] = {name: [] for name in contestants}
@@ -90,10 +91,10 @@ def interleaved(
                 continue
             for kept in (seconds, *[warm] * again):
                 synchronize(device)
-                begin = time.perf_counter()
+                begin = clock()
                 result = run(values)
                 synchronize(device)
-                took = time.perf_counter() - begin
+                took = clock() - begin
                 if index == 0 and took > most_seconds:
                     slow.add(name)
                 if index > 0 or name in slow:
