@@ -139,7 +139,7 @@ class Op:
         return kernel.content, _in_rows(kernel)
 
     def _flattened(self, values: dict[str, Any]) -> torch.Size | None:
-        """The dimensions that count as rows; the tensors are views without them afterwards."""
+        """The dimensions that count as rows, None where they are one or none is given; the tensors are views with one of them afterwards."""
         lead = None
         for name, kept in self.rows.items():
             value = values.get(name)
@@ -156,8 +156,9 @@ class Op:
                     hint="give tensors with the same dimensions before the last",
                 )
             lead = own
-            values[name] = value.reshape(-1, *value.shape[value.ndim - kept :])
-        return lead
+            if len(own) != 1:
+                values[name] = value.reshape(-1, *value.shape[value.ndim - kept :])
+        return None if lead is None or len(lead) == 1 else lead
 
 
 def _in_rows(kernel: Kernel) -> tuple[bool, ...]:
