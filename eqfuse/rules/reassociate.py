@@ -162,7 +162,14 @@ def runners_up(
 
 def _without_order(outputs: Sequence[Output]) -> tuple[Expr, ...]:
     """What is the same for outputs that differ in the order of the factors of single products."""
-    return tuple(_twin(output.expr) for output in outputs)
+
+    def step(node: Expr) -> Expr:
+        match node:
+            case Call("mul", args):
+                return call("mul", *sorted(args, key=_nameless))
+        return node
+
+    return tuple(transform(output.expr, step) for output in outputs)
 
 
 def is_made_of(expr: Expr, tensors: Collection[str]) -> bool:
@@ -313,10 +320,9 @@ def selected(block: Block, dtypes: Mapping[str, str]) -> Block:
                 continue
             at, inside, rest = found
             factors = (*block.factors[:place], *rest, *block.factors[place + 1 :])
-            try:
-                read = [substitute_axes(each, {axis: at}) for each in factors]
-            except ValueError:  # a sum inside is over an axis of that position
-                continue
+            if free_axes(at) & {each.axis for each in reductions(*factors)}:
+                continue  # a sum inside is over an axis of that position, and no rule renames it
+            read = [substitute_axes(each, {axis: at}) for each in factors]
             made = [
                 call("where", inside, new, Const(0)) if new is not old else old
                 for new, old in zip(read, factors, strict=True)
@@ -632,16 +638,20 @@ class Orders:
 
 
 def _twin(expr: Expr) -> Expr:
-    """An expression with the factors of each product in an order that knows no names of axes, so that two that are equal but for these
-    have the same form."""
+    """A sum of products with the factors of each in an order that knows no names of axes, so that two that are equal but for these have
+    the same form. What factors are made of stays."""
+    match expr:
+        case Reduce("sum", axis, body):
+            return Reduce("sum", axis, _twin(body))
+        case Call("div", (value, Size() as count)):
+            return call("div", _twin(value), count)
+        case Call("mul", args):
+            return call("mul", *sorted(map(_twin, args), key=_nameless))
+    return expr
 
-    def step(node: Expr) -> Expr:
-        match node:
-            case Call("mul", args):
-                return call("mul", *sorted(args, key=lambda factor: str(without_names(factor)[0])))
-        return node
 
-    return transform(expr, step)
+def _nameless(expr: Expr) -> str:
+    return str(without_names(expr)[0])
 
 
 def completed(value: Expr, block: Block) -> Expr:
