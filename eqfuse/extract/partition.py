@@ -34,10 +34,8 @@ from eqfuse.terms.nodes import (
     Output,
     Program,
     Reduce,
-    as_loaded,
     children,
     free_axes,
-    load_of_all,
     post_order,
     rebuild,
     reductions,
@@ -688,12 +686,13 @@ class Partition:
                     self._find_cuts(inner, parallel | {reduce.axis}, stored, seen, nested=True)
 
     def _laid_out(self, expr: Expr) -> tuple[str, ...]:
-        """The axes of what is stored: those of the tensor that it is made of, whose order a reader of both walks; made of several
-        tensors, those of the output that shares most with it. The axes of tiles come last, unless the axis that is contiguous in the
-        tensor is one of them."""
+        """The axes of what is stored. Made of one tensor, it has that one's order, in which a reader walks both; made of several, the order
+        of the output that shares most axes with it. The axes of tiles come last, unless the tensor's contiguous axis is kept."""
         free = [axis for axis in self.order if axis in free_axes(expr)]
-        if load := load_of_all(expr, free):
-            axes = as_loaded(load, free)
+        loads = (node for node in walk(expr) if isinstance(node, Load) and free_axes(node) >= set(free))
+        if (load := next(loads, None)) is not None:
+            places = {a: place for place, at in reversed([*enumerate(load.index)]) for a in free_axes(at)}
+            axes = tuple(sorted(free, key=places.__getitem__))
             if not free_axes(load.index[-1]).isdisjoint(axes):
                 return axes
         else:

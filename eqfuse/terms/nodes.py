@@ -314,19 +314,6 @@ def free_axes(expr: Expr) -> frozenset[str]:
 _FREE_AXES: WeakKeyDictionary[Expr, frozenset[str]] = WeakKeyDictionary()
 
 
-def load_of_all(expr: Expr, axes: Iterable[str]) -> Load | None:
-    """The first read of a tensor in an expression that varies along all of some axes."""
-    wanted = frozenset(axes)
-    loads = (node for node in walk(expr) if isinstance(node, Load))
-    return next((load for load in loads if wanted <= free_axes(load)), None)
-
-
-def as_loaded(load: Load, axes: Iterable[str]) -> tuple[str, ...]:
-    """Axes of a read, in the order of the tensor's dimensions."""
-    places = {axis: place for place, at in reversed([*enumerate(load.index)]) for axis in free_axes(at)}
-    return tuple(sorted(axes, key=places.__getitem__))
-
-
 def substitute_axes(expr: Expr, mapping: Mapping[str, Expr]) -> Expr:
     """`expr` with free axes replaced. Raises ValueError where a bound axis would capture a replacement."""
     return _substitute(expr, mapping, {})
