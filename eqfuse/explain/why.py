@@ -103,7 +103,7 @@ class Unbounded:
 
     def __str__(self) -> str:
         found, written = self.roundings
-        text = "\n".join(f"  {line}" for line in output_lines(self.order))
+        text = "\n".join(_order_lines(self.order))
         return (
             f"an order of sums and products that costs {self.share:.2g} of the one that runs is not taken, for its rounding:\n{text}\n"
             f"it has {found:.3g} roundings on the way to an output, as written there are {written:.3g}, or sums apart what is exact "
@@ -121,7 +121,7 @@ class Dearer:
 
     def __str__(self) -> str:
         other, chosen = self.seconds
-        text = "\n".join(f"  {line}" for line in output_lines(self.order))
+        text = "\n".join(_order_lines(self.order))
         return (
             f"an order of sums and products that costs {self.share:.2g} of the one that runs is not taken:\n{text}\n"
             f"its best plan is predicted to take {duration(other)}, that of what is written {duration(chosen)}"
@@ -403,7 +403,13 @@ def orders_lost(program: Program, plan: Plan) -> Iterator[str]:
     for order in runners_up(program, plan.order, extents, RUNNERS_UP):
         cost = _elements(program, order, extents)
         yield f"{cost:.3g} elements, {cost / own:.3g} x{', as written' if order == program.outputs else ''}"
-        yield from (f"  {line}" for line in output_lines(order))
+        yield from _order_lines(order)
+
+
+def _order_lines(order: Sequence[Output]) -> list[str]:
+    """An order, but for expressions that are too long to show."""
+    short = (tree_size(output.expr) <= LONGEST for output in order)
+    return [f"  {line}" for line in output_lines(order)] if all(short) else ["  ..."]
 
 
 def _elements(program: Program, outputs: Sequence[Output], extents: Mapping[str, int]) -> float:

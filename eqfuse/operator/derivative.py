@@ -17,7 +17,6 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
-from eqfuse.differentiate.gradient import gradient_sizes
 from eqfuse.operator.content import Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.library import arguments, called, run
 from eqfuse.operator.shapes import Size
@@ -255,6 +254,8 @@ def _derived(
     found = kernel.extents(
         {tensor.name: tuple(tensors[tensor.name].shape) for tensor in program.tensors}, sizes
     )
+    from eqfuse.differentiate.gradient import gradient_sizes  # derivatives are for those who ask
+
     made = called(derivative.content, values, gradient_sizes(known, found, shapes))
     results = made if isinstance(made, tuple) else (made,)
     outputs = (like[output.name] for output in known.outputs)
