@@ -142,7 +142,7 @@ def _for_gpu(kernel: Kernel, usage: AxisUsage, shape: Shape, device: Device) -> 
     axes = _tiled_axes(kernel, usage, whole, limits, shape, device)
     tiled = {*packed, *(a.axis for a in axes)}
     blocks |= {a: min(limits[a], GPU_DEPTH) for a in usage.loops if a not in tiled}
-    overlaps = _loops_over_sides(kernel, usage, whole) or _loads_once(kernel, usage, whole)
+    overlaps = _overlaps(kernel, usage, whole)
     lattice = Lattice(kernel, shape, device, blocks, axes, overlaps=overlaps)
     cost, start = KernelCost(kernel, shape, device), configured(lattice.start)
     alone = cost.alone(start)
@@ -350,10 +350,7 @@ def _tiled_axes(
     device: Device,
 ) -> list[TiledAxis]:
     """A row and a column axis of every matrix product, and its own axis where that is walked in steps."""
-    overlaps, packed = (
-        _loops_over_sides(kernel, usage, whole) or _loads_once(kernel, usage, whole),
-        packed_axes(kernel),
-    )
+    overlaps, packed = _overlaps(kernel, usage, whole), packed_axes(kernel)
     two = (
         (WARPGROUP_ROWS, GPU_ROWS),
         (WARPGROUP_ROWS, WARPGROUP_ROWS),
@@ -400,6 +397,11 @@ def _loops_over_sides(kernel: Kernel, usage: AxisUsage, whole: Collection[str]) 
         if c.axis not in usage.steps or c.axis in whole
         for a in c.apart
     )
+
+
+def _overlaps(kernel: Kernel, usage: AxisUsage, whole: Collection[str]) -> bool:
+    """Whether thread blocks of one SM are in different phases, so that two of them are wanted."""
+    return _loops_over_sides(kernel, usage, whole) or _loads_once(kernel, usage, whole)
 
 
 def _loads_once(kernel: Kernel, usage: AxisUsage, whole: Collection[str]) -> bool:
