@@ -12,6 +12,7 @@ import eqfuse as eq
 from bench.cells import TOLERANCE
 from bench.gluon_cells import PREFIX, AnyRolesCell, Cell, ProductCell
 from bench.gluon_forms import Form, forms, kernel_of
+from bench.training_cells import attention
 from bench.workloads import WORKLOADS
 from eqfuse import compiler
 from eqfuse.devices import device_named
@@ -134,6 +135,27 @@ def test_calls_and_bound_launches_of_roles() -> None:
     wide = torch.zeros(*inputs["K"].shape[:-1], 129, device="cuda", dtype=torch.bfloat16)
     wide[..., :128] = inputs["K"]  # rows of 258 bytes: the copy engine cannot address them
     torch.testing.assert_close(kernel(**{**arguments, "K": wide[..., :128]}), launch(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("causal", (True, False))
+@pytest.mark.parametrize(
+    "shape", [(4, 32, 32, 1024, 64), (1, 32, 32, 4096, 64), (1, 16, 4, 2048, 128)], ids=str
+)
+def test_gradients_of_attention_agree_with_torch(shape: tuple[int, ...], causal: bool) -> None:
+    """Every row of them: what is wrong in one row of a thread block's last item is small in the norm of all."""
+    cell = attention(*shape, causal=causal)
+    kernel = eq.compile(cell.text(torch.bfloat16), scalars=cell.constants, verify=False, native="wait")
+    torch.manual_seed(0)
+    inputs = cell.draw("cuda", torch.bfloat16)
+    wanted = tuple(inputs.values())
+    out = cell.plain(inputs)
+    cotangent = torch.randn_like(out)
+    exact = torch.autograd.grad(out, wanted, cotangent)
+    for found, part in zip(
+        torch.autograd.grad(kernel(**inputs, **cell.scalars), wanted, cotangent), exact, strict=True
+    ):
+        error = (found.double() - part.double()).norm(dim=-1)
+        assert bool((error <= 0.1 * part.double().norm(dim=-1) + 2e-2).all())
 
 
 LOSS = """

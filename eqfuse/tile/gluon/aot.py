@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from eqfuse.errors import EqfuseError
+from eqfuse.tile.gluon.machine_code import unset_registers
 from eqfuse.tile.triton.aot import KernelReport, aligned, last_strides, report_of
 from eqfuse.tile.triton.launch import load
 
@@ -31,7 +32,8 @@ class RolesReport:
 def compile_for_hopper(source_text: str, *, sizes: Mapping[str, int] | None = None) -> list[RolesReport]:
     """Compiles every kernel in roles of an emitted Gluon module for sm_90; `compile_for` does those without. Sizes and strides are
     multiples of 16, last dims are contiguous, and none of the conditions that a launch knows holds; `sizes` are
-    extents of axes that one block holds whole (64 where not given). Raises EqfuseError for what Triton cannot compile."""
+    extents of axes that one block holds whole (64 where not given). Raises EqfuseError for what Triton cannot compile, and where
+    the assembler's code reads a register that it may not have set."""
     module = load(source_text)
     return [_compile(module, name, sizes or {}) for name in module.TILES]
 
@@ -66,6 +68,12 @@ def _compile(module: ModuleType, name: str, sizes: Mapping[str, int]) -> RolesRe
             hint="smaller blocks or fewer slots may fit",
         ) from error
     machine = _machine_code(compiled.asm["cubin"])
+    unset = unset_registers(machine)
+    if unset:
+        raise EqfuseError(
+            f"the machine code of {name} reads a register that it may not have set: {unset[0]}",
+            hint="a fault of ptxas: other blocks or another version may not have it",
+        )
     counts = {
         instruction: len(re.findall(rf"\b{instruction}\b", machine)) for instruction in MACHINE_INSTRUCTIONS
     }

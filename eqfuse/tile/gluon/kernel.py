@@ -615,12 +615,36 @@ class _RoleText:
         axis = loop.axis
         block = self.writer.parameters.blocks.get(axis, "1")
         start, stop = text.code(loop.start), text.code(loop.stop)
+        outside = {turn: text.pieces[turn] for turn in self._kept_turns(loop)}
+        for turn in outside:
+            self._define_anew(turn)
         self._write(f"for {self.writer.starts[axis]} in range({start}, {stop}, {block}):")
         self.indent += 1
         with self.local.scope():
             self._body(loop.body)
             self._moves(loop.carried)
         self.indent -= 1
+        text.pieces.update(outside)
+
+    def _kept_turns(self, loop: ir.For[warp.Stmt]) -> list[str]:
+        """The turns of the slots that products of a loop read and the loop does not change."""
+        sides = [
+            side
+            for stmt in nested(loop.body)
+            if isinstance(stmt, warp.MmaAsync)
+            for side in (stmt.left, stmt.right)
+            if isinstance(side, warp.View) and self.kernel.ring(side.ring).slots > 1
+        ]
+        own = {value.name for value in defined((loop,))}
+        return [turn for turn in dict.fromkeys(side.turn.name for side in sides) if turn not in own]
+
+    def _define_anew(self, turn: str) -> None:
+        """A variable of a loop's own. Where two loops compute the same addresses before they begin, ptxas (12.8) lets the
+        second one read registers that the first one sets after its test for no trip."""
+        text = self.expressions
+        name = self.local.fresh(f"{turn}_of_loop")
+        self._write(f"{name} = {call(text.use('anew'), text.pieces[turn].text).code}")
+        text.pieces[turn] = Piece(Text(name))
 
     def _moves(self, carried: Sequence[ir.Carried]) -> None:
         """What a loop carries to its next trip."""
