@@ -40,6 +40,7 @@ COLUMNS = (
         lambda row: f"{row['exchanging']:.3g} + {row['computing']:.3g}",
     ),
     Column("ms", lambda row: f"{row['ms']:.3g}"),
+    Column("in a CUDA graph", lambda row: "-" if row.get("graph_ms") is None else f"{row['graph_ms']:.3g}"),
     Column("one rank, ms", lambda row: f"{row['one_ms']:.3g}"),
     Column("one rank / ms", lambda row: f"{row['one_ms'] / row['ms']:.2f}"),
     Column("peer", lambda row: "-" if row.get("peer_ms") is None else f"{row['peer_ms']:.3g}"),
@@ -275,7 +276,9 @@ def _rows(
         made = sharded(**own)
         both = zip(as_tuple(made), as_tuple(expected), kernel.program.outputs, strict=True)
         errors = [_error(part, sharded.own_output(output.name, value)) for part, value, output in both]
-        ms = timed(partial(sharded, **own), device)
+        call = partial(sharded, **own)
+        ms = timed(call, device)
+        graph = timed(_captured(call), device) if dist.get_backend() == "nccl" else None
         price = sharded.price(plan)
         yield {
             "program": name,
@@ -284,11 +287,22 @@ def _rows(
             "exchanging": 1e3 * price.exchanging,
             "computing": 1e3 * price.computing,
             "ms": ms,
+            "graph_ms": graph,
             "one_ms": one,
             "peer_ms": peer,
             "error": max(errors),
             "most": MOST_ERROR[case.dtype],
         }
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """What replays a call from a CUDA graph: what the GPUs take, without the hosts."""
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
 
 
 def _error(found: T, expected: T) -> float:

@@ -36,6 +36,7 @@ import eqfuse as eq
 from eqfuse.differentiate.gradient import cotangents, real_outputs
 from eqfuse.operator.content import SHARDED, kernel_of, quoted
 from eqfuse.sharding.axes import even
+from eqfuse.sharding.exchange import TorchArrays
 from eqfuse.sharding.sharded import Sharded
 from eqfuse.sharding.strategies import STRATEGIES
 
@@ -836,3 +837,19 @@ def test_a_graph_that_calls_what_is_not_there_says_so() -> None:
     gone = quoted({SHARDED: {"kernel": "none"}})
     with pytest.raises(eq.EqfuseError, match="a sharded kernel that this process does not have"):
         kernel_of(gone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dimension"),
+    [((3, 8, 16), 1), ((3, 8, 16), 2), ((3, 7, 5), 1), ((4,), 0), ((2, 0, 8), 1)],
+    ids=str,
+)
+def test_parts_are_put_in_order_whatever_lies_side_by_side(
+    shape: tuple[int, ...], dimension: int, dtype: torch.dtype
+) -> None:
+    whole = torch.randn(shape).mul(3).to(dtype)
+    half = shape[dimension] // 2
+    parts = [whole.narrow(dimension, start, half) for start in (half, 0)]
+    made, expected = TorchArrays().join(parts, dimension), torch.cat(parts, dimension)
+    assert made.dtype == dtype and torch.equal(made, expected)

@@ -168,7 +168,7 @@ class TorchArrays(InTurn):
             or apart
             or first.untyped_storage().data_ptr() != arrays[-1].untyped_storage().data_ptr()
         ):
-            return torch.cat(list(arrays), dimension)
+            return torch.cat(_widened(arrays), dimension).view(first.dtype)
         return first.as_strided((sum(rows), *first.shape[1:]), first.stride())  # they lie end to end
 
     def part(self, array: torch.Tensor, dimension: int, start: int, length: int) -> torch.Tensor:
@@ -321,6 +321,18 @@ class Group:
             return got and [each.to(tensor.device) for each, tensor in zip(got, tensors, strict=True)]
 
         return wait
+
+
+def _widened(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of one dtype as 64-bit numbers, where these lie side by side in all of them: a copy of parts, which computes the place of
+    each number, takes a fourth of the time of 16-bit numbers."""
+    times = 8 // tensors[0].element_size()
+    if times < 2 or not tensors[0].ndim:
+        return list(tensors)
+    places = [n for t in tensors for n in (t.shape[-1], t.storage_offset(), *t.stride()[:-1])]
+    if any(t.stride(-1) != 1 for t in tensors) or any(n % times for n in places):
+        return list(tensors)
+    return [tensor.view(torch.int64) for tensor in tensors]
 
 
 def _packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
