@@ -70,6 +70,34 @@ def test_a_computed_operand_of_many_blocks_is_stored_first(dtype: str, stored: s
     assert fused and all(plan.cost.seconds > kernel.plan.cost.seconds for plan in fused)
 
 
+GATED = """
+x: f16[t,c]
+G: f16[f,c]
+U: f16[f,c]
+D: f16[o,f]
+h[t,f] = {}
+y[t,o] = sum[f](h[t,f] * D[o,f])
+return y
+"""
+GATE, UP = "silu(sum[c](x[t,c] * G[f,c]))", "sum[c](x[t,c] * U[f,c])"
+
+
+@pytest.mark.parametrize("product", [f"{GATE} * {UP}", f"{UP} * {GATE}", f"{GATE} / (1 + abs({UP}))"])
+def test_factors_of_one_operand_are_stored_as_one(product: str) -> None:
+    """Each by itself would be rounded apart, and multiplied again by every block of columns."""
+    sizes = {"t": 16, "c": 4096, "f": 14336, "o": 4096}
+    kernel = eq.compile(GATED.format(product), target="h200", sizes=sizes)
+    made = [(output.axes, output.dtype) for plan in kernel.plan.kernels for output in plan.outputs]
+    assert made[0] == (("t", "f"), "f16") and len(made) == 2 and kernel.certificate.ok
+
+
+def test_a_factor_of_more_positions_is_not_stored_with_the_others() -> None:
+    program = GATED.replace("h[t,f] * D", "h[t,f] * v[o,f] * D").format(f"{GATE} * {UP}")
+    kernel = eq.compile(program, target="h200", sizes={"t": 64, "c": 4096, "f": 4096, "o": 4096})
+    assert kernel.certificate.ok
+    assert ("t", "f") in {output.axes for plan in kernel.plan.kernels for output in plan.outputs}
+
+
 def test_a_computed_operand_inside_of_a_stored_reduction_is_stored() -> None:
     program = f"h[b,o] = {ADAPTED}\ny[b,p] = sum[o](relu(h[b,o]) * z[p,o])\nreturn y"
     kernel = eq.compile(program, target="h200", sizes=SIZES)

@@ -607,6 +607,7 @@ class Partition:
                         axes = tuple(axis for axis in self.order if axis in free_axes(factor))
                         operand = Output("", axes, factor, dtype)
                     case _ if self._is_made_of_sums(factor, reduce.axis):
+                        factor = self._with_others(reduce.body, factor)
                         narrow = self._multiplied_in(product, factor, reduce.axis)
                         operand = Output("", self._laid_out(factor), factor, narrow)
                     case _:
@@ -618,6 +619,18 @@ class Partition:
                 stored.setdefault(factor, replace(operand, name=f"{self.stem}{len(stored) + 1}"))
         return shared
 
+    def _with_others(self, body: Expr, factor: Expr) -> Expr:
+        """The largest product inside of a sum's body that a factor is in with others along no axis that it lacks: what reads it reads
+        one tensor, which is rounded once."""
+        axes = free_axes(factor)
+        *_, found = (
+            node
+            for node in walk(body)
+            if factor in (part := factors(node)).over
+            and all(free_axes(each) <= axes for each in (*part.over, *part.under))
+        )
+        return found
+
     def _is_made_of_sums(self, factor: Expr, axis: str) -> bool:
         """Whether a factor has a sum of its own at each position of an axis, and no more positions than a tensor that it reads. One that a
         mask makes 0 stays in the loop that the mask cuts: who reads what is stored knows of no mask."""
@@ -627,14 +640,18 @@ class Partition:
         return not any(zero_without(factor, lambda condition: axis in free_axes(condition)))
 
     def _multiplied_in(self, product: Product, factor: Expr, axis: str) -> str | None:
-        """The narrow dtype to which a matrix product rounds a computed factor: that of its other operand, where that is loaded. None
-        where it rounds it to none."""
+        """The narrow dtype to which a matrix product rounds a computed operand: that of its other one, where that is loaded. None
+        where it rounds it to none, or the operand has more factors."""
         found = contraction(
             product, axis, free_axes, lambda axes: tuple(each for each in self.order if each in axes)
         )
         if found is None or not (found.rows and found.columns):
             return None
-        other = found.right if factor in found.left.over else found.left
+        own = factors(factor)
+        sides = ((found.left, found.right), (found.right, found.left))
+        other = next((b for a, b in sides if {*a.over} == {*own.over} and {*a.under} == {*own.under}), None)
+        if other is None:
+            return None
         dtype = self.dtypes.get(other.read.tensor, "f32") if other.read is not None else "f32"
         if dtype not in HALF or "f64" in self.dtypes.values():
             return None
