@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         "explain", _explain, "print how the kernel of a program was derived, every step of it a rule"
     )
     _add_program(explain)
-    explain.add_argument("--format", default="text", help="text (default), latex, html or json")
+    explain.add_argument("--format", help="text (default), latex, html (the one of folders) or json")
     explain.add_argument(
         "--detail", default="short", help="short (default) or full: every step and condition"
     )
@@ -336,15 +336,16 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
     if options.output and options.output.is_dir():
         raise EqfuseError(f"{str(options.output)!r} is a folder", hint="name a file in it")
     kernel, _ = _kernel(options)
+    form = options.format or "text"
     if options.output:
-        options.output.write_text(kernel.explain(options.format, options.detail), encoding="utf-8")
+        options.output.write_text(kernel.explain(form, options.detail), encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)
-    elif options.format == "text":
+    elif form == "text":
         with kernel.derived.scope.entered():
             shown = coloured(kernel.report, kernel.derivation, options.detail)
         console.print(shown, soft_wrap=True)
     else:
-        print(kernel.explain(options.format, options.detail))
+        print(kernel.explain(form, options.detail))
     return 0
 
 
@@ -355,6 +356,10 @@ def _explain_folder(options: argparse.Namespace, console: Console) -> int:
     files = sorted(Path(options.file).glob("*.eqf"))
     if not files:
         raise EqfuseError(f"there is no program (*.eqf) in {options.file!r}")
+    if options.format not in (None, "html"):
+        raise EqfuseError(
+            f"pages are HTML, not {options.format!r}", hint="explain one program, or leave --format out"
+        )
     folder = options.output
     if folder is None or (folder.suffix and not folder.is_dir()):
         raise EqfuseError("programs of a folder are explained in a folder", hint="give --output FOLDER")

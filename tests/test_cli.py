@@ -148,6 +148,10 @@ def test_programs_of_a_folder_are_explained_in_pages(
     assert "give --output FOLDER" in error_of(
         capsys, "explain", str(programs), "--output", str(tmp_path / "a.html")
     )
+    assert "pages are HTML, not 'json'" in error_of(
+        capsys, "explain", str(programs), "--output", str(pages), "--format", "json"
+    )
+    assert not pages.exists()
     assert main(["explain", str(programs), "--output", str(pages)]) == 0
     index = (pages / "index.html").read_text()
     assert 'href="b%20c.eqf.html"' in index and ">index: Sums &amp; more</a>" in index
