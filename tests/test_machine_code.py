@@ -9,8 +9,8 @@ from eqfuse.tile.gluon.machine_code import unset_registers
 SKIPPED = """
     /*0000*/                   ISETP.NE.U32.AND P1, PT, R2, RZ, PT ;
     /*0010*/              @!P1 BRA 0x40 ;
-    /*0020*/                   UIADD3 UR44, UP0, UR4, 0x2, URZ ;
-    /*0030*/                   UIADD3.X UR45, URZ, 0x40000040, URZ, UP0, !UPT ;
+    /*0020*/                   UIADD3 UR46, UP0, UR4, 0x2, URZ ;
+    /*0030*/                   UIADD3.X UR47, URZ, 0x40000040, URZ, UP0, !UPT ;
     /*0040*/                   HGMMA.64x64x16.F32.BF16 R152, R24, gdesc[UR44].tnspB, R152 ;
     /*0050*/                   EXIT ;
 """

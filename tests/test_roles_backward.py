@@ -283,3 +283,41 @@ def test_both_nests_of_a_gradient_have_a_kernel_of_their_own(keys: int, dim: int
         if any(isinstance(let.op, Dot) for let in lets):
             roles[rows_of(kernel)] = chosen
     assert roles.keys() == {"i", "j"} and roles["j"] is not None
+
+
+PAIRS = """
+    x: bf16[i,c]
+    y: bf16[j,c]
+    j: axis[i]
+    s[i,j] = sum[c](x[i,c] * y[j,c]) / 0.5
+"""
+
+
+@pytest.mark.slow
+def test_a_tile_is_read_from_its_slot_in_another_order() -> None:
+    """Rows of the one gradient are columns of the scores that are stored: as they lie, a consumer has a part of each row."""
+    source = f"""
+        {PAIRS}
+        k: axis[i]
+        dx[i,c] = sum[j](exp(s[i,j] - m[i]) / z[i] * y[j,c])
+        dy[i,c] = sum[k](exp(s[k,i] - m[k]) / z[k] * x[k,c])
+        return dx, dy
+    """
+    kernel = eq.compile(source, target="h200", sizes={"i": 2048, "c": 4096})
+    assert kernel.certificate.ok and None not in kernel.plan.roles
+    tile = next(ring.tile for ring in kernel.compiled.roles.kernels[2].rings if ring.tensor == "stored1")
+    assert tile.dims == ("k", "i")
+    assert len(compile_for_hopper(kernel.gluon)) == 3
+
+
+def test_tiles_of_one_tensor_along_other_axes_have_rings_of_their_own() -> None:
+    source = f"""
+        {PAIRS}
+        u[i,j] = sum[c](x[j,c] * y[i,c]) / 0.5
+        y1[i] = logsumexp[j](s[i,j])
+        y2[i] = logsumexp[j](u[i,j])
+        z[i] = y1[i] + y2[i]
+        return z
+    """
+    kernel = eq.compile(source, target="h200", sizes={"i": 2048, "c": 4096})
+    assert kernel.certificate.ok

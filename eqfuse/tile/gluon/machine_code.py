@@ -91,8 +91,8 @@ def _registers(op: str, arguments: Sequence[str]) -> tuple[frozenset[int], froze
     reads = set()
     for place, argument in enumerate(rest):
         descriptor = _DESCRIPTOR.search(argument)
-        if descriptor:  # of both operands, or of the right one behind registers
-            reads |= {int(descriptor[1]) + more for more in range(4 if place == 1 else 2)}
+        if descriptor:  # of the left operand, unless it is in registers, and of the right one
+            reads |= {int(descriptor[1]) + more for more in range(0 if place == 1 else 2, 4)}
         else:
             reads |= {int(number) for number in _UNIFORM.findall(argument)}
     return frozenset(sets), frozenset(reads)

@@ -342,7 +342,7 @@ class _Role(Instances):
                 case warp.StoreShared(ring, turn, value):
                     self._give(ring, turn, value)
                 case warp.LoadShared(value, view):
-                    self.values[value.name] = self._tile_of(view)
+                    self.values[value.name] = self._read(view, value.dims)
                 case warp.MmaAsync(pending, _, _, _, accumulator):
                     self.issued += 1
                     self.pending[pending.name] = self.issued, stmt
@@ -548,16 +548,17 @@ class _Role(Instances):
     # Products
 
     def _operand(self, side: Value | warp.View, dims: tuple[str, ...]) -> Any:
-        if isinstance(side, Value):
-            return self._real(self._aligned(side, dims))
-        ring = next(ring for ring in self.rings if ring.name == side.ring)
-        tile, found = ring.tile, self._tile_of(side)
-        own = tuple(self._own_dim(axis, side) for axis in tile.dims)
+        return self._real(self._aligned(side, dims) if isinstance(side, Value) else self._read(side, dims))
+
+    def _read(self, view: warp.View, dims: tuple[str, ...]) -> Any:
+        """What this role has of the tile in a slot, its dims in the order of `dims`."""
+        tile, found = next(ring for ring in self.rings if ring.name == view.ring).tile, self._tile_of(view)
+        own = tuple(self._own_dim(axis, view) for axis in tile.dims)
         for place, axis in enumerate(own):
             if axis != tile.dims[place]:
                 found = self._part_of(found, place, axis)
-        self.values["%operand"] = found
-        return self._real(self._aligned(Value("%operand", own, tile.dtype), dims))
+        self.values["%read"] = found
+        return self._aligned(Value("%read", own, tile.dtype), dims)
 
     def _own_dim(self, axis: str, view: warp.View) -> str:
         """The dim of a view along a dim of its tile: a consumer's part of it, where it has that."""

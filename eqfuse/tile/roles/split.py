@@ -80,6 +80,8 @@ class _Split:
         self.columns = self._columns() if self.schedule.columns else None
         self.led: Led | None = None
         self.copies: dict[str, _Copy] = {}
+        self.looped: dict[tuple[str, tuple[str, ...], str, int], warp.Ring] = {}
+        """Rings of tiles in loops, by tensor, dims, dtype, and the number of the tile in its loop."""
         self._find_copies(self.body, in_loop=False)
         self.filled = self.body
         if self.columns is not None:
@@ -219,17 +221,20 @@ class _Split:
         return []
 
     def _ring(self, value: ir.Value, tensor: str, number: int, in_loop: bool) -> warp.Ring:
-        """The ring of the n-th tile of a tensor: one for all loops, and each tile outside of loops has its own."""
+        """The ring of the n-th tile of a tensor: one for all loops that have such a tile, and each tile outside of loops has its own."""
+        kind = tensor, value.dims, value.dtype, number
+        if in_loop and kind in self.looped:
+            return self.looped[kind]
+        of_tensor = [ring for ring in self.looped.values() if ring.tensor == tensor]
+        number = len(of_tensor) + 1 if in_loop else number
         name = f"{tensor}_tiles" if in_loop else f"{tensor}_tile"
         name += "" if number == 1 else f"_{number}"
-        for copy in self.copies.values():
-            tile = copy.ring.tile
-            same = (copy.ring.tensor, tile.dims, tile.dtype) == (tensor, value.dims, value.dtype)
-            if in_loop and same and copy.ring.name == name:
-                return copy.ring
         slots = self.schedule.slots if in_loop else 2 if self.schedule.ahead else 1
         parts = self.schedule.consumers if self.rows in value.dims and self.columns is None else 1
-        return warp.Ring(name, tensor, value, slots, parts, in_loop)
+        ring = warp.Ring(name, tensor, value, slots, parts, in_loop)
+        if in_loop:
+            self.looped[kind] = ring
+        return ring
 
     # Roles ----------------------------------------------------------------------------------------------
 
