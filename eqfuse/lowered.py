@@ -15,13 +15,16 @@ from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.sizes import places
 from eqfuse.tile.check import TileError
-from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.storage import resolve_extents
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.tile.native.context import Interface
     from eqfuse.tile.roles.loads import Tensors
     from eqfuse.tile.roles.nodes import RolesProgram
+
+Known = dict[tuple[int, KernelConfig], Kernel]
+"""Kernels that were lowered, by their numbers in the nest and their blocks."""
 
 
 def lower_nest(
@@ -31,16 +34,20 @@ def lower_nest(
     configs: Sequence[KernelConfig],
     device: Device,
     least_dot: int | None = None,
+    known: Known | None = None,
 ) -> TileProgram:
     """The tile program of a nest, after the passes of the device. The CPU takes matrix products over shared leading
-    axes; a GPU's matrix unit wants `least_dot` positions of every axis (the device's own minimum by default)."""
+    axes; a GPU's matrix unit wants `least_dot` positions of every axis (the device's own minimum by default). `known` has kernels
+    that were lowered with all but their blocks the same."""
     from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
     from eqfuse.tile.lower.program import lower as lower_tiles
     from eqfuse.tile.passes.pipeline import passes_for, run_passes
 
     on_cpu = device.kind == "cpu"
     smallest = least_dot or (1 if on_cpu else TENSOR_CORE_MIN)
-    tiles = lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest)
+    tiles = lower_tiles(
+        nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest, known=known
+    )
     return run_passes(tiles, passes_for(device.kind), dtypes)
 
 
@@ -93,13 +100,15 @@ def in_roles(
     roles: Sequence[Roles | None],
     configs: Sequence[KernelConfig] = (),
     least_dot: int | None = None,
+    known: Known | None = None,
 ) -> RolesProgram:
-    """A nest, its kernels divided into roles; those without are in the blocks of `configs`. Raises Unsuited."""
+    """A nest, its kernels divided into roles; those without are in the blocks of `configs`. `known` is as `lower_nest` takes it.
+    Raises Unsuited."""
     import eqfuse.tile.roles.printer  # noqa: F401  (so that programs have a listing)
     from eqfuse.tile.roles.passes import with_roles
 
     chosen = [configs[n] if each is None else KernelConfig(each.blocks) for n, each in enumerate(roles)]
-    tiles = lower_nest(nest, program, dtypes, chosen, device, least_dot)
+    tiles = lower_nest(nest, program, dtypes, chosen, device, least_dot, known)
     return with_roles(tiles, roles, tensors_of(program, tiles), finite=program.assume_finite)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from eqfuse.compiled import Asked, Compiled
 from eqfuse.derived import Derived
@@ -16,9 +16,17 @@ from eqfuse.environment import installed
 from eqfuse.extract.candidates import Candidate, PlanSearch, configured, shape_of, with_outputs
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.unsuited import Unsuited
-from eqfuse.extract.warp_schedules import SLOTS, Facts, Outlook, Pricing, alternatives, ranked
+from eqfuse.extract.warp_schedules import (
+    SLOTS,
+    Facts,
+    Outlook,
+    Pricing,
+    alternatives,
+    fewer_decisions,
+    ranked,
+)
 from eqfuse.loops.plan import Roles
-from eqfuse.lowered import in_roles
+from eqfuse.lowered import Known, in_roles
 from eqfuse.tile.nodes import Dot, TileProgram
 from eqfuse.tile.roles.account import account
 from eqfuse.tile.roles.facts import facts_of, rows_of
@@ -55,6 +63,8 @@ class _Plan:
     asked: Asked
     chosen: Candidate
     tile: TileProgram
+    lowered: Known = field(default_factory=dict, compare=False, repr=False)
+    """Kernels as they were lowered before: a search changes the blocks of one at a time."""
 
     @staticmethod
     def of(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> _Plan:
@@ -95,7 +105,8 @@ class _Plan:
         key = nest, tuple(roles), others, tuple(sorted(asked.dtypes.items())), asked.device.name
         if key not in derived.specialized:
             try:
-                made = in_roles(nest, derived.program, asked.dtypes, asked.device, roles, configs)
+                of = nest, derived.program, asked.dtypes, asked.device
+                made = in_roles(*of, roles, configs, known=self.lowered)
                 derived.specialized[key] = made
             except Unsuited as why:
                 derived.specialized[key] = Unsuited(str(why), at_every_size=True)
@@ -124,23 +135,30 @@ class _Plan:
 
     def _choices(self, number: int, facts: Facts, *, slower: bool) -> Iterator[Choice]:
         """A schedule is built with the fewest slots, once for all numbers of them, to see whether it can be and what it takes of an
-        SM. Where the simplest of its blocks takes too much, so do the others, which hold more."""
+        SM. What has more slots, or more decisions, takes no less: where the simplest of its blocks takes too much it is not built,
+        and where it takes too much itself, the fewest of its decisions that do are looked for."""
         outlook = self.outlook(number)
         found = ranked(facts, outlook, slower=slower)
         if not any(self.kernel(number, replace(roles, slots=SLOTS[0])) for roles in found.kinds):
             self._kernel(number, replace(found.priced[0][1], slots=SLOTS[0]))  # says why
-        too_large = set[Roles]()
+        held = dict[Roles, bool | None]()
+
+        def holds(roles: Roles) -> bool | None:
+            """Whether an SM holds a kernel in these roles; None where it cannot have them."""
+            if roles not in held:
+                made = self.kernel(number, replace(roles, slots=SLOTS[0]))
+                room = outlook.extents, outlook.device
+                held[roles] = None if made is None else fits(with_slots(made, roles.slots), *room)
+            return held[roles]
+
         for seconds, roles in found.faster():
-            simplest = replace(roles, slots=SLOTS[0], delayed=(), persistent=False, ahead=False)
-            if simplest in too_large:
+            fewer = fewer_decisions(roles)
+            if any(held.get(each) is False for each in fewer) or holds(fewer[0]) is False:
                 continue
-            least = self.kernel(number, replace(roles, slots=SLOTS[0]))
-            if least and fits(with_slots(least, roles.slots), outlook.extents, outlook.device):
+            if holds(roles):
                 yield Choice(roles, seconds)
-                continue
-            made = least and self.kernel(number, simplest)
-            if made and not fits(made, outlook.extents, outlook.device):
-                too_large.add(simplest)
+            elif holds(roles) is False:
+                next((each for each in fewer if holds(each) is False), None)
 
     def best(self, number: int) -> Choice | str:
         """The roles of a kernel, or why it has none. What roles could not be made of at some sizes is not priced at others."""
@@ -201,6 +219,8 @@ def may_have_roles(tile: TileProgram) -> bool:
 def specialized_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:
     """A compiled shape with the roles that are predicted to be fastest at other sizes, where its GPU is one whose kernels may
     have them: the same object where those are its own."""
+    if extents == compiled.extents:  # its roles were chosen at these
+        return compiled
     if compiled.device.roles is None or (compiled.roles is None and not may_have_roles(compiled.tile)):
         return compiled
     if all((id(compiled.tile), number) in derived.unsuited for number in range(len(compiled.tile.kernels))):

@@ -321,9 +321,11 @@ def test_programs_in_roles_are_made_once_for_all_sizes(monkeypatch: pytest.Monke
     made: list[Any] = []
     in_roles = specialize_warps.in_roles
 
-    def counted(nest: Any, program: Any, dtypes: Any, device: Any, roles: Any, configs: Any) -> Any:
+    def counted(
+        nest: Any, program: Any, dtypes: Any, device: Any, roles: Any, configs: Any, known: Any
+    ) -> Any:
         made.append((nest, tuple(roles)))
-        return in_roles(nest, program, dtypes, device, roles, configs)
+        return in_roles(nest, program, dtypes, device, roles, configs, known=known)
 
     monkeypatch.setattr(specialize_warps, "in_roles", counted)
     kernel = eq.compile(PREFILL, target="h200", verify=False)

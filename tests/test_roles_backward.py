@@ -21,7 +21,7 @@ from eqfuse.extract import warp_schedules
 from eqfuse.extract.resources import CONSUMER_REGISTERS
 from eqfuse.extract.warp_schedules import SLOTS, sized
 from eqfuse.loops.plan import Roles
-from eqfuse.lowered import in_roles
+from eqfuse.lowered import Known, in_roles
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.gluon.aot import compile_for_hopper
@@ -107,16 +107,33 @@ def _roles(name: str, step: int = 64, dim: int = 128) -> tuple[Derived, Compiled
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["columns", "rows"])
-def test_no_roles_that_an_sm_holds_are_passed_over(name: str) -> None:
-    """The simplest schedule of some blocks is taken to need least of all: so does each that has them."""
-    derived, compiled = _made(name)
-    plan = specialize_warps._Plan.of(derived, compiled, SIZES)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ["columns", "columns, no mask", "rows"])
+def test_no_roles_that_an_sm_holds_are_passed_over(name: str, dim: int) -> None:
+    """Roles with fewer decisions, or slots, are taken to need no more: each that has room is found, in the order of its price."""
+    derived, compiled = _made(name, dim)
+    sizes = {**SIZES, "d": dim, "e": dim, "d_all": dim}
+    plan = specialize_warps._Plan.of(derived, compiled, sizes)
     found = [choice.roles for choice in plan.choices(0)]
     ranked = warp_schedules.ranked(plan.facts(0), plan.outlook(0)).faster()
     every = [(roles, plan.kernel(0, replace(roles, slots=SLOTS[0]))) for _, roles in ranked]
-    held = [roles for roles, made in every if made and fits(with_slots(made, roles.slots), SIZES, H200)]
+    held = [roles for roles, made in every if made and fits(with_slots(made, roles.slots), sizes, H200)]
     assert found == held and found
+
+
+def test_a_search_lowers_the_kernels_that_it_does_not_change_once() -> None:
+    """What is made of those is what is made of all anew."""
+    compiled, derived = _gradient(8, 128)
+    nest, configs, program = compiled.chosen.nest, compiled.chosen.plan.configs, derived.program
+    chosen = compiled.chosen.plan.roles
+    number = next(n for n, roles in enumerate(chosen) if roles and rows_of(compiled.tile.kernels[n]) == "j")
+    known: Known = {}
+    for step in (64, 128):
+        roles: list[Roles | None] = [None] * len(configs)
+        roles[number] = replace(chosen[number], blocks=sized(chosen[number].blocks, "j", 128, step))
+        given = nest, program, compiled.dtypes, H200, roles, configs
+        assert in_roles(*given, known=known) == in_roles(*given)
+    assert len(known) == len(configs) + 1
 
 
 def _divided(name: str) -> RolesProgram:
@@ -244,7 +261,7 @@ def test_the_gradient_compiles_for_hopper_without_spills(name: str) -> None:
     assert report.kernel.spilled_bytes == 0 and report.machine["HGMMA"]
 
 
-def _gradient(keys: int, dim: int) -> tuple[Derived, Compiled]:
+def _gradient(keys: int, dim: int) -> tuple[Compiled, Derived]:
     """The gradient by all three, as a backward pass runs it, of heads that share keys."""
     cell, group = attention(1, 32, keys, 8192, dim, causal=True), 32 // keys
     halves = dict.fromkeys("QKV", "bf16")
@@ -253,14 +270,14 @@ def _gradient(keys: int, dim: int) -> tuple[Derived, Compiled]:
     derived = compiler.derive(saved.backward, None, False)
     dtypes = {**program_dtypes(derived.program), "dO": "bf16", "O": "bf16"}
     sizes = {**SIZES, "n": keys, "d": dim, "e": dim, "h_1": 32, "h_rest": group}
-    return derived, compiler.pipeline(derived, sizes, dtypes, H200)
+    return compiler.pipeline(derived, sizes, dtypes, H200), derived
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, 128])
 def test_no_register_is_read_that_no_way_sets(dim: int) -> None:
     """Where the first of two loops has no trip, ptxas let the second one of dQ read the addresses of another item's tiles."""
-    derived, compiled = _gradient(32, dim)
+    compiled, derived = _gradient(32, dim)
     assert compiled.roles is not None
     configs = compiled.chosen.plan.configs
     source = emit(compiled.roles, derived.program, compiled.dtypes, configs, name="gradient")
@@ -273,7 +290,7 @@ def test_no_register_is_read_that_no_way_sets(dim: int) -> None:
 def test_both_nests_of_a_gradient_have_a_kernel_of_their_own(keys: int, dim: int) -> None:
     """Sums of rows are stored in the order of what they are made of, and both nests read them, also where heads share keys: the one
     of keys and values, which adds to two tiles of sums, has roles."""
-    _, compiled = _gradient(keys, dim)
+    compiled, _ = _gradient(keys, dim)
     stored = [b for b in compiled.tile.buffers if b.name.startswith("stored") and "i" in b.axes]
     assert stored and all(buffer.axes[-1] == "i" for buffer in stored)
     roles = {}

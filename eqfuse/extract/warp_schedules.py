@@ -384,6 +384,21 @@ def alternatives(facts: Facts, roles: Roles) -> dict[str, Roles]:
     return others
 
 
+def fewer_decisions(roles: Roles) -> list[Roles]:
+    """The roles of the same blocks and slots with some decisions taken back, from none of these on, the roles themselves left out."""
+    grids = [
+        (False, False),
+        *([(True, False)] if roles.persistent else []),
+        *([(True, True)] if roles.ahead else []),
+    ]
+    made = [
+        replace(roles, delayed=delayed, persistent=persistent, ahead=ahead)
+        for delayed, (persistent, ahead) in product(dict.fromkeys(((), roles.delayed)), grids)
+    ]
+    made.sort(key=lambda each: bool(each.delayed) + each.persistent + each.ahead)
+    return made[:-1] or made
+
+
 def _looks(facts: Facts, blocks: Sequence[Block], extents: Mapping[str, int], trips: float) -> float:
     """Bytes of tiles that a consumer looks at in a thread block, since they may hold infinities or NaN that are masked."""
     sizes = block_sizes(blocks, extents)

@@ -24,6 +24,7 @@ CARRIES = ("carried", "results")
 
 
 _holding: dict[type, tuple[str, ...]] = {}
+_reading: dict[type, tuple[str, ...]] = {}
 
 
 def _fields(node: Any) -> tuple[str, ...]:
@@ -38,26 +39,33 @@ def _defines(node: object) -> tuple[str, ...]:
     return getattr(node, "DEFINES", ())
 
 
+def _reads_of(node: object) -> tuple[str, ...]:
+    """The fields that hold values which the node reads."""
+    kind = type(node)
+    found = _reading.get(kind)
+    if found is None:
+        found = _reading[kind] = tuple(name for name in _fields(node) if name not in _defines(node))
+    return found
+
+
 def operands(node: object) -> tuple[Value, ...]:
     """The values that an op or a statement reads itself, not those inside of its body, in the order of its fields."""
-    return _read_in(node, _defines(node))
+    found: list[Value] = []
+    for name in _reads_of(node):
+        _read(getattr(node, name), found)
+    return tuple(found)
 
 
-def _read_in(node: object, but: tuple[str, ...]) -> tuple[Value, ...]:
-    names = [name for name in _fields(node) if name not in but]
-    return tuple(value for name in names for value in _read(getattr(node, name)))
-
-
-def _read(held: Any) -> Iterable[Value]:
-    match held:
-        case None:
-            return ()
-        case Value():
-            return (held,)
-        case tuple():
-            return [value for part in held for value in _read(part)]
-        case _:
-            return operands(held)
+def _read(held: Any, found: list[Value]) -> None:
+    """Adds the values that a field of a node holds. Passes ask this most often of all that they ask."""
+    if type(held) is Value:
+        found.append(held)
+    elif type(held) is tuple:
+        for part in held:
+            _read(part, found)
+    elif held is not None:
+        for name in _reads_of(held):
+            _read(getattr(held, name), found)
 
 
 def defined_by(stmt: object) -> tuple[Value, ...]:
@@ -146,7 +154,7 @@ def pruned(body: tuple[N, ...]) -> tuple[N, ...]:
         if isinstance(stmt, Let):
             needs[stmt.value.name] = operands(stmt)
         elif hasattr(stmt, "body"):
-            bounds = _read_in(stmt, CARRIES)
+            bounds = _bounds(stmt)
             for item in carried_by(stmt):
                 needs[item.value.name] = (*bounds, *operands(item))
             if _has_effect(stmt.body):
@@ -161,6 +169,15 @@ def pruned(body: tuple[N, ...]) -> tuple[N, ...]:
             alive.add(value.name)
             waiting += needs.get(value.name, ())
     return _kept(body, alive)
+
+
+def _bounds(stmt: object) -> tuple[Value, ...]:
+    """What a loop or a branch reads itself, but for what it carries."""
+    found: list[Value] = []
+    for name in _fields(stmt):
+        if name not in CARRIES:
+            _read(getattr(stmt, name), found)
+    return tuple(found)
 
 
 def _has_effect(body: Iterable[object]) -> bool:

@@ -22,7 +22,7 @@ from eqfuse.tile.lower.dot import DotRules
 from eqfuse.tile.lower.kernel import KernelLowering
 from eqfuse.tile.lower.reads import Reads
 from eqfuse.tile.lower.types import Types
-from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.nodes import Kernel, TileProgram
 
 
 def lower(
@@ -34,6 +34,7 @@ def lower(
     accumulate: str = "f32",
     batched_dots: bool = False,
     least_dot: int = 1,
+    known: dict[tuple[int, KernelConfig], Kernel] | None = None,
 ) -> TileProgram:
     """The tile program of `nest`, with the blocks of `configs` (one per kernel, in order).
 
@@ -42,7 +43,8 @@ def lower(
     walked like the axis whose extent it has, or else kept whole. Arithmetic is done in `accumulate`,
     and in f64 if any input is f64; temporaries without a dtype are kept in it. `batched_dots` allows
     dots whose operands share dims, or have none or several of their own; a sum of products with a block of
-    fewer than `least_dot` positions is no dot. Raises TileError where the blocks cannot walk the nest.
+    fewer than `least_dot` positions is no dot. `known` has kernels that were lowered with all else the same, by their numbers
+    and blocks, and gets those that are lowered now. Raises TileError where the blocks cannot walk the nest.
     """
     if "f64" in dtypes.values():
         accumulate = "f64"
@@ -62,20 +64,16 @@ def lower(
     dots = DotRules(batched_dots, least_dot)
     own = {axis: of for axis, of in domains.items() if axis not in program.domains}
     elements = Reads.of(replace(program, outputs=nest.order or program.outputs), own)
-    kernels = tuple(
-        KernelLowering(
-            kernel,
-            _blocks(kernel, config, domains),
-            domains,
-            tensors,
-            scalars,
-            accumulate,
-            dots,
-            elements,
-            program,
-        ).run()
-        for kernel, config in zip(map(expanded, nest.kernels), configs, strict=True)
-    )
+    made = {} if known is None else known
+    for number, (of, config) in enumerate(zip(nest.kernels, configs, strict=True)):
+        if (number, config) not in made:
+            kernel = expanded(of)
+            blocks = _blocks(kernel, config, domains)
+            types = tensors, scalars, accumulate
+            made[number, config] = KernelLowering(
+                kernel, blocks, domains, *types, dots, elements, program
+            ).run()
+    kernels = tuple(made[each] for each in enumerate(configs))
     result = TileProgram(kernels, tuple(buffers), nest.domains, nest.shards)
     check(result, {**dtypes, **scalars})
     return result
