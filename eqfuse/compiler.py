@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -168,8 +168,10 @@ def pipeline(
     device: Device,
     prefer: str | None = None,
     checks: Checks | None = None,
+    begin: Callable[[Compiled], None] = lambda compiled: None,
 ) -> Compiled:
-    """A program for one shape: partitioned, merged, priced, lowered, and verified where `checks` are given.
+    """A program for one shape: partitioned, merged, priced, lowered, and verified where `checks` are given. `begin` is called with what
+    is verified next.
 
     Raises ScheduleError where `prefer` is impossible, VerificationError where a stage is wrong, OverLimit where a limit of
     memory or time is reached before. The passes of `prefer="multi_pass"` are those of the program as it is written, whatever it
@@ -183,6 +185,7 @@ def pipeline(
         logs.show("tiles", "roles", lambda: roles)
 
     compiled = Compiled(found, ready, tile, dtypes, extents, device, roles, derived.views)
+    begin(compiled)
     if checks is not None:
         certificate = certify(derived, compiled, checks)
         logs.show("certificate", "certificate", lambda: certificate)

@@ -104,7 +104,7 @@ class Kernel:
     first: Mapping[str, int] | None = None
     """The sizes that a plan is made for before any call; nominal ones by default."""
     at_once: bool = True
-    """Whether that plan is made and verified now, or where it is asked for before any call: a gradient's is not, as a call follows."""
+    """Whether that plan is made and verified now, or where it is asked for before any call: where a call follows, as one of a gradient does, it is not."""
     constants: tuple[str, ...] = ()
     """Tensors of which what is made of them alone is computed once for each value."""
     kept: tuple[str, ...] = ()
@@ -208,7 +208,9 @@ class Kernel:
                 derived, joint = compiler.of_views(self.derived, layouts), None
                 if derived is not None and derived.collapsed is not None:
                     first = derived.collapsed.extents(extents)
-                    joint = replace(self, derived=derived, prefer=None, first=first, constants=())
+                    joint = replace(
+                        self, derived=derived, prefer=None, first=first, at_once=False, constants=()
+                    )
                 self._joints[layouts] = joint
         return self._joints[layouts]
 
@@ -376,7 +378,7 @@ class Kernel:
         for each other. The plan is chosen as the call would choose it; nothing runs."""
         arguments = self._shapes.arguments
         with undisturbed():
-            routed = self._routes.routed(arguments.given(values, sizes))
+            routed = self._routes.routed(arguments.given(values, sizes), runs=False)
             return routed.by.shapes.estimate(routed.special)
 
     def bind(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Launch:
@@ -439,7 +441,7 @@ class Kernel:
         limits = Limits(seconds, plans)
         with self._lock, undisturbed():
             given = arguments.given(values, sizes, unnamed)
-            routed = self._routes.routed(given)
+            routed = self._routes.routed(given, runs=False)
             joint = next((j for j in self._made_of_views if j._calls is routed.by), None)
             if joint is not None:
                 taken = routed.given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,9 +111,10 @@ class Calls:
         self._cached.clear()
         self._last = self.quick = None
 
-    def routed(self, given: Given) -> Routed:
-        """A call of the program as it is."""
-        special = self.shapes.of(self.shapes.arguments, given)
+    def routed(self, given: Given, *, runs: bool = True) -> Routed:
+        """A call of the program as it is. Where it `runs`, what it launches on a GPU is compiled while its plan is verified."""
+        begin = partial(self.runners.begin, given) if runs else None
+        special = self.shapes.of(self.shapes.arguments, given, begin)
         return Routed(self, given, special, special.extents)
 
     def prepared(self, routed: Routed) -> Results:

@@ -41,6 +41,8 @@ class Runners:
     _programs: dict[int, tuple[Compiled, HostProgram | TritonProgram | GluonProgram]] = field(
         default_factory=dict
     )
+    _begun: dict[int, tuple[Compiled, TritonProgram | GluonProgram]] = field(default_factory=dict)
+    """What is compiled for a call while its plan is verified."""
 
     @property
     def _derived(self) -> Derived:
@@ -84,6 +86,24 @@ class Runners:
             for o, a in zip(program.outputs, found, strict=True)
         }
 
+    def begin(self, given: Given, compiled: Compiled, sizes: Mapping[str, int]) -> None:
+        """Begins to compile for a GPU what a call of these sizes launches."""
+        tensors = given.tensors.values()
+        if compiled.device.kind == "gpu" and torch.version.hip is None and all(t.is_cuda for t in tensors):
+            launcher = self._launcher(compiled)
+            launcher.begin({**given.tensors, **given.scalars, "sizes": sizes})
+            self._begun[id(compiled)] = compiled, launcher
+
+    def _launcher(self, compiled: Compiled) -> TritonProgram | GluonProgram:
+        from eqfuse.tile.triton.launch import TritonProgram
+
+        tiles = TritonProgram(self.shapes.triton(compiled), self._derived.name)
+        if compiled.roles is None:
+            return tiles
+        from eqfuse.tile.gluon.launch import GluonProgram
+
+        return GluonProgram(self.shapes.gluon(compiled), self._derived.name, tiles)
+
     def loaded(self, compiled: Compiled) -> Runner:
         """What has run a plan."""
         return self._runners[id(compiled)][1]
@@ -99,14 +119,8 @@ class Runners:
             host = HostProgram(compiled.tile, lambda: native_tiles(compiled, program), program, mode)
             self._programs[id(compiled)] = compiled, host
             return host
-        from eqfuse.tile.triton.launch import TritonProgram
-
-        tiles = TritonProgram(self.shapes.triton(compiled), self._derived.name)
-        launcher: TritonProgram | GluonProgram = tiles
-        if compiled.roles is not None:
-            from eqfuse.tile.gluon.launch import GluonProgram
-
-            launcher = GluonProgram(self.shapes.gluon(compiled), self._derived.name, tiles)
+        begun = self._begun.pop(id(compiled), None)
+        launcher = self._launcher(compiled) if begun is None else begun[1]
         self._programs[id(compiled)] = compiled, launcher
         outputs = [output.name for output in self._derived.program.outputs]
 

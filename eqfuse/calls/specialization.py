@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for it
 Kinds = tuple[str, tuple[tuple[str, str], ...]]
 """A device's name, and the dtypes of tensors."""
 
+Begin = Callable[[Compiled, Mapping[str, int]], None]
+"""What takes a plan that a call will run, before it is verified, and the sizes of the call."""
+
 MOST_CALLS = 1024
 """How many kinds of calls are remembered."""
 
@@ -49,6 +53,13 @@ def _near(compiled: Compiled, extents: Mapping[str, int]) -> list[Candidate]:
         for candidate in compiled.candidates:  # cheapest first
             first.setdefault(candidate.plan.schedule, candidate)
     return [c for c in compiled.candidates if seconds_of(c) <= most or first.get(c.plan.schedule) is c]
+
+
+def _begin(begin: Begin | None, extents: Mapping[str, int], compiled: Compiled) -> None:
+    """Calls `begin` with what will run at these extents, and all its sizes."""
+    if begin is not None:
+        chosen = compiled.chosen
+        begin(compiled, {**extents, **{axis: chosen.plan.shards for axis, _ in chosen.nest.shards}})
 
 
 @dataclass(frozen=True)
@@ -124,8 +135,9 @@ class Specializations:
         """The arguments that calls take."""
         return Arguments(self.derived.program)
 
-    def of(self, arguments: Arguments, given: Given) -> Specialization:
-        """What to run for these arguments, which are checked at the first call with their like."""
+    def of(self, arguments: Arguments, given: Given, begin: Begin | None = None) -> Specialization:
+        """What to run for these arguments, which are checked at the first call with their like. `begin` is called with what will run,
+        and its sizes, before that is verified."""
         integers = self.derived.program.integers
         key = (
             *[(n, t.shape, t.dtype, t.device) for n, t in given.tensors.items()],
@@ -138,11 +150,16 @@ class Specializations:
             with self.lock:
                 if len(self._calls) >= MOST_CALLS:
                     self._calls.clear()
-                found = self._calls[key] = self._special(extents, dtypes, self.target.of(given.tensors))
+                device = self.target.of(given.tensors)
+                found = self._calls[key] = self._special(extents, dtypes, device, begin)
         return found
 
     def _special(
-        self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device
+        self,
+        extents: Mapping[str, int],
+        dtypes: Mapping[str, str],
+        device: Device,
+        begin: Begin | None = None,
     ) -> Specialization:
         """What to run for these sizes and dtypes."""
         some = {axis: extent or 1 for axis, extent in extents.items()}
@@ -155,7 +172,9 @@ class Specializations:
         bucket = regions.bucket(some)
         key = (id(regions), *bucket.items())
         if key not in self._buckets:
-            self._buckets[key] = self._at_bucket(regions, bucket, some, dtypes, device)
+            self._buckets[key] = self._at_bucket(
+                regions, bucket, some, dtypes, device, None if 0 in extents.values() else begin
+            )
         return Specialization(*self._buckets[key], extents, dtypes, 0 in extents.values())
 
     def _at_bucket(
@@ -165,6 +184,7 @@ class Specializations:
         extents: Mapping[str, int],
         dtypes: Mapping[str, str],
         device: Device,
+        begin: Begin | None,
     ) -> tuple[Compiled, Mapping[str, int]]:
         """What runs at all sizes of a bucket: a plan, its roles, the best for the sizes that were asked for first, and its
         shards."""
@@ -176,13 +196,13 @@ class Specializations:
             with uncollected():
                 compiled = regions.add(
                     extents,
-                    lambda extents: self.compile(extents, dtypes, device),
+                    lambda extents: self.compile(extents, dtypes, device, begin),
                     self._seconds,
                     self._seconds_of,
                 )
                 if device.kind == "gpu" and id(compiled) not in known:
                     regions.extend(self._ahead(compiled, extents))
-        compiled = self._specialized(compiled, extents)
+        compiled = self._specialized(compiled, extents, begin)
         return compiled, self._reused(compiled).shards_at(regions, sizes, self._search(compiled))
 
     def _ahead(self, compiled: Compiled, extents: Mapping[str, int]) -> Mapping[str, int]:
@@ -207,7 +227,7 @@ class Specializations:
                 found |= dict.fromkeys(sorted(axes), far)
         return tuple(found.items())
 
-    def _specialized(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
+    def _specialized(self, compiled: Compiled, sizes: Mapping[str, int], begin: Begin | None) -> Compiled:
         """The plan of a region with the roles that are best at these sizes. Roles that are not verified are not taken."""
         if compiled.device.roles is None:
             return compiled
@@ -222,6 +242,7 @@ class Specializations:
             )
             found = next(known, found)
             if self.verifies and found is not compiled:
+                _begin(begin, sizes, found)
                 try:
                     self.certificate(found)
                 except VerificationError:
@@ -277,7 +298,13 @@ class Specializations:
     def _reused(self, compiled: Compiled) -> Reused:
         return self._numbers.setdefault(id(compiled), Reused(compiled))
 
-    def compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
+    def compile(
+        self,
+        extents: Mapping[str, int],
+        dtypes: Mapping[str, str],
+        device: Device,
+        begin: Begin | None = None,
+    ) -> Compiled:
         """The plan for a shape. The program runs as written where what was derived of it is not verified, or reached a limit of
         memory or time; raises VerificationError or OverLimit where that is no way out: a schedule was asked for, a rule of the
         user's own may be wrong, or the program as written is wrong or not verified either. As it is written, it may have branches of which no trial took a
@@ -287,7 +314,8 @@ class Specializations:
             asked = self.derived, extents, dtypes, device
             checks, as_written = (self.checks, self._as_written) if self.verifies else (None, None)
             try:
-                self._compiled[shape] = compiler.pipeline(*asked, self.prefer, checks)
+                start = partial(_begin, begin, extents)
+                self._compiled[shape] = compiler.pipeline(*asked, self.prefer, checks, start)
             except (VerificationError, OverLimit) as error:
                 is_over = isinstance(error, OverLimit)
                 if self.prefer is not None or (self.derived.scope.added and not is_over):

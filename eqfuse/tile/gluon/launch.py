@@ -23,6 +23,10 @@ class GluonProgram:
         """Runs on the GPU that holds the tensors; raises what `TritonProgram` does."""
         return self.form(kwargs)(*args, **kwargs)
 
+    def begin(self, values: Mapping[str, Any]) -> None:
+        """As `TritonProgram.begin`."""
+        self.form(values).begin(values)
+
     def form(self, tensors: Mapping[str, Any]) -> TritonProgram:
         """What runs calls with these tensors, by name; other arguments may be among them, `sizes` are those of the call."""
         return self._program if self._suits(**tensors) else self.otherwise

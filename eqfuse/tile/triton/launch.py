@@ -27,6 +27,7 @@ from eqfuse.cache.files import (
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.threads import Lock, cached
 from eqfuse.tile.triton import binaries, direct
+from eqfuse.tile.triton.ahead import Ahead, is_aligned
 from eqfuse.tile.triton.direct import Kind, known_call
 from eqfuse.tile.triton.kept_module import Missing, module_of
 from eqfuse.tile.triton.planned import Planned, Planner, planner_of
@@ -112,6 +113,9 @@ class TritonProgram:
     _modules: dict[str, ModuleType | None] = field(default_factory=dict, compare=False, repr=False)
     """Those that calls of this process have used: `kept`, whose kernels are binaries, where there are any, and `triton`."""
 
+    _ahead: list[Ahead] = field(default_factory=list, compare=False, repr=False)
+    """What compiles for a call that is to come."""
+
     _seen: set[int] = field(default_factory=set, compare=False, repr=False)
     """What Triton has compiled and was kept, or cannot be: by their ids, for Triton holds all of it."""
 
@@ -119,6 +123,8 @@ class TritonProgram:
         """Runs on the GPU that holds the tensors. Raises BindError where the arguments do not fit,
         and EqfuseError where Triton does not compile a kernel for the device."""
         is_kept = is_served((*args, *kwargs.values()))
+        while self._ahead:
+            self._ahead.pop().wait()
         try:
             if is_kept and (binaries_of := self._kept()) is not None:
                 with suppress(Missing):
@@ -143,6 +149,12 @@ class TritonProgram:
         if is_kept:
             self._keep()
         return made
+
+    def begin(self, values: Mapping[str, Any]) -> None:
+        """Begins to compile what a call of these arguments launches, where Triton has to: the call waits for it, and raises what it
+        raised."""
+        if self._kept() is None and is_aligned(values):
+            self._ahead.append(Ahead(lambda: self._triton, self.name, values))
 
     def _kept(self) -> ModuleType | None:
         """The module of kept binaries, until Triton has to compile one; None where launches go through Triton."""
