@@ -96,6 +96,7 @@ def compile(
     visible: bool = False,
     sizes: Mapping[str, int] | None = None,
     constants: Collection[str] = (),
+    at_once: bool = True,
 ) -> Kernel:
     """Derive, choose, lower and verify a fused kernel for a program.
 
@@ -117,6 +118,8 @@ def compile(
     eqfuse (docs/pytorch.md). `sizes` are those of axes that the plan before any call is made for, which `plan`, `explain()`,
     `triton` and the like show; every other axis counts as 256 there. `constants` are names of tensors that stay the same over many
     calls, as weights do: what is made of them alone is computed once for each value of them, and kept (docs/reassociation.md).
+    With `at_once=False` no plan is made and verified before the first call, which raises what is found then: for a program that is
+    known to compile, and is called next.
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where a program is too large
@@ -163,6 +166,7 @@ def compile(
             allowed,
             visible,
             first=compiler.nominal_extents(derived.program, sizes) if sizes else None,
+            at_once=at_once,
             constants=tuple(sorted(constants)),
         )
 

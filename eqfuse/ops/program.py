@@ -74,7 +74,7 @@ class Op:
         """What runs calls of these tensors and options."""
         text = self.text(given=given, **options)
         if text not in self._kernels:
-            self._kernels[text] = compile(text)
+            self._kernels[text] = compile(text, at_once=False)  # the call plans
         return self._kernels[text]
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
