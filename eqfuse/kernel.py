@@ -373,6 +373,14 @@ class Kernel:
         ran as a whole. A backward's: `k.backward.chunks`."""
         return self._routes.latest
 
+    def make_ready(
+        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, int] | None
+    ) -> None:
+        """Plans and verifies what a call of these tensors and numbers will run, and begins to compile it. The tensors may be absent
+        (`terms.arguments.Absent`); nothing runs."""
+        with deep(), undisturbed():
+            self._routes.routed(Given(tensors, numbers, sizes, numpy=False))
+
     def estimate(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CallEstimate:
         """What a call of these tensors and numbers would take: predicted seconds, and the bytes of what its kernels would make
         for each other. The plan is chosen as the call would choose it; nothing runs."""

@@ -8,8 +8,14 @@ second derivative is the gradient of the gradient, and so on.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -29,17 +35,25 @@ from eqfuse.differentiate.gradient import (
 )
 from eqfuse.differentiate.saved import Saved
 from eqfuse.errors import EqfuseError
-from eqfuse.terms.arguments import is_tracked
+from eqfuse.terms.arguments import Absent, is_tracked
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.sizes import bind
-from eqfuse.threads import cached
+from eqfuse.threads import Lock, cached, undisturbed
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.refusal import refused
 
 
 class ChunkedCallee(Callee, Protocol):
-    """A kernel that is called, and that says how its last call ran in chunks."""
+    """A kernel that is called, that is made ready for a call of such tensors and numbers, and that says how its last call ran in chunks."""
+
+    def make_ready(
+        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, int] | None
+    ) -> None: ...
+
+    def shaped(
+        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> list[torch.Tensor]: ...
 
     @property
     def chunks(self) -> ChunkedCall | None: ...
@@ -161,6 +175,10 @@ class Gradients:
     _outputs_by: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
     _forwards: dict[tuple[tuple[str, ...], str | None], Forward] = field(default_factory=dict)
     _along: dict[tuple[str, ...], ChunkedCallee] = field(default_factory=dict)
+    begun: set[tuple[object, ...]] = field(default_factory=set)
+    """The kinds of calls whose backward was made ready beforehand."""
+    lock: Lock = field(default_factory=Lock, repr=False)
+    """Held by whoever makes a gradient."""
 
     @cached
     def outputs(self) -> tuple[str, ...]:
@@ -182,15 +200,16 @@ class Gradients:
         """What saves what gradients by these inputs read, residuals in the dtype `saves` where it is given. What has no
         gradient saves nothing: its backward says so."""
         key = names, saves
-        if key not in self._forwards:
-            try:
-                saved = self._saving(names, saves=saves)
-            except EqfuseError:
-                self._forwards[key] = Forward()
-            else:
-                kernel = self.compiled(saved.forward) if saved.residuals else None
-                self._forwards[key] = Forward(kernel, saved.outputs, saved.residuals)
-        return self._forwards[key]
+        with self.lock:
+            if key not in self._forwards:
+                try:
+                    saved = self._saving(names, saves=saves)
+                except EqfuseError:
+                    self._forwards[key] = Forward()
+                else:
+                    kernel = self.compiled(saved.forward) if saved.residuals else None
+                    self._forwards[key] = Forward(kernel, saved.outputs, saved.residuals)
+            return self._forwards[key]
 
     def by(
         self,
@@ -204,22 +223,22 @@ class Gradients:
         `alike`: dimensions that are divided alike are as long. Raises VerificationError where the program of the gradient
         is not verified."""
         key = names, of, alike, halves, saves
-        if key not in self._known:
-            forward = self.forward(of, saves)
-            saved = self._saving(names, {*forward.outputs, *forward.residuals}, alike, halves)
-            read = (*saved.outputs, *saved.residuals)
-            kernel = forward.kernel if saved.residuals else None
-            self._known[key] = self._made(names, saved.backward, saved.whole, read, kernel)
-        self.latest = self._known[key]
-        return self.latest
+        with self.lock:
+            if key not in self._known:
+                forward = self.forward(of, saves)
+                saved = self._saving(names, {*forward.outputs, *forward.residuals}, alike, halves)
+                read = (*saved.outputs, *saved.residuals)
+                kernel = forward.kernel if saved.residuals else None
+                self._known[key] = self._made(names, saved.backward, saved.whole, read, kernel)
+            return self._known[key]
 
     def alone(self, names: tuple[str, ...]) -> Backward:
         """The gradient by these inputs from inputs alone, which has a gradient itself."""
-        if names not in self._known:
-            source = grad(self.program.source, names, scalars=self.constants)
-            self._known[names] = self._made(names, source, source, (), None)
-        self.latest = self._known[names]
-        return self.latest
+        with self.lock:
+            if names not in self._known:
+                source = grad(self.program.source, names, scalars=self.constants)
+                self._known[names] = self._made(names, source, source, (), None)
+            return self._known[names]
 
     def jvp(self, names: tuple[str, ...]) -> ChunkedCallee:
         """The directional derivative along tangents of these inputs. Raises VerificationError where its program is not verified."""
@@ -285,6 +304,8 @@ class DifferentiableCall:
     saves: str | None
     pulled: dict[tuple[tuple[str, ...], bool], Pulled] = field(default_factory=dict)
     """What backwards have run, by the inputs of gradients and whether these may be differentiated again."""
+    beforehand: list[Future[None]] = field(default_factory=list)
+    """What makes the backward ready before it is called."""
 
     @staticmethod
     def of(
@@ -306,7 +327,12 @@ class DifferentiableCall:
         """The outputs of a call, as autograd sees them."""
         numbers = {name: values[name] for name in self.numbers}
         # torch looks at the signature of a function with a context apart, at every call: only its transforms need that.
-        function = _Transformed if maybe_current_level() is not None else _Differentiable
+        is_transformed = maybe_current_level() is not None
+        function = _Transformed if is_transformed else _Differentiable
+        if not self.beforehand and not is_transformed and self._is_worth_it(values):
+            with suppress(Exception), undisturbed():  # the call raises what is wrong with its arguments
+                ready = partial(copy_context().run, self._make_ready, self._absent(values))
+                self.beforehand.append(_Prepares.thread.submit(ready))
         found = function.apply(self, numbers, *[values[name] for name in self.names])  # type: ignore[no-untyped-call]
         outputs = found[: len(self.gradients.program.outputs)]
         return outputs if len(outputs) > 1 else outputs[0]
@@ -325,6 +351,45 @@ class DifferentiableCall:
         sizes = {axis: size for axis, size in (self.sizes or {}).items() if axis in axes}
         return kernel, sizes or None
 
+    def _is_worth_it(self, values: Mapping[str, Any]) -> bool:
+        """Whether the backward of a call is made ready while its forward is: where both are compiled for a GPU, and no call like it was."""
+        tensors = [values[name] for name in self.names]
+        if not any(tensor.is_cuda for tensor in tensors):
+            return False
+        sizes = tuple(sorted((self.sizes or {}).items()))
+        like = (self.names, self.tracked, sizes, *((x.shape, x.stride(), x.dtype, x.device) for x in tensors))
+        begun = self.gradients.begun
+        if like in begun:
+            return False
+        if len(begun) >= MOST_CALLS:
+            begun.clear()
+        begun.add(like)
+        return True
+
+    def _absent(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the backward of a call reads, without memory: of its inputs, of what its forward gives, and of cotangents."""
+        kernel, sizes = self._runs
+        tensors = {name: Absent.like(values[name]) for name in self.names}
+        numbers = {name: values[name] for name in self.numbers}
+        made = kernel.shaped({name: x.meta for name, x in tensors.items()}, numbers, sizes or {})
+        place = next(iter(tensors.values())).device
+        outputs = *self.gradients.outputs, *self.forward.residuals
+        given = {name: Absent(x, place) for name, x in zip(outputs, made, strict=True)}
+        named = cotangents(self.gradients.program)
+        beside = {named[name]: given[name] for name in self.gradients.outputs if name in named}
+        saved = (*self.forward.outputs, *self.forward.residuals)
+        return {**numbers, **tensors, **{name: given[name] for name in saved}, **beside}
+
+    def _make_ready(self, values: dict[str, Any]) -> None:
+        """Derives, plans, verifies and begins to compile the backward of a call by all of its tracked inputs. What goes wrong the backward
+        meets again, and raises."""
+        if threading.main_thread().is_alive():  # else Python ends, and waits for this thread
+            known = _known(self, values, self.tracked, False)
+            read = {name: values[name] for name in known.reads if name in values}
+            tensors = {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
+            numbers = {name: value for name, value in read.items() if name not in tensors}
+            known.backward.kernel.make_ready(tensors, numbers, known.sizes)
+
     def arguments(self, numbers: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         return {**numbers, **dict(zip(self.names, tensors, strict=True))}
 
@@ -333,6 +398,20 @@ class DifferentiableCall:
         kernel, sizes = self._runs
         found = kernel(**self.arguments(numbers, tensors), sizes=sizes)
         return found if isinstance(found, tuple) else (found,)
+
+
+class _Prepares:
+    """Makes backwards ready while forwards are compiled: one at a time, as Python runs one thread at a time."""
+
+    thread: ThreadPoolExecutor
+
+    @classmethod
+    def start(cls) -> None:
+        cls.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="eqfuse prepares")
+
+
+_Prepares.start()
+os.register_at_fork(after_in_child=_Prepares.start)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -420,6 +499,8 @@ def _pulled_back(
     key = wanted, torch.is_grad_enabled()
     known = call.pulled.get(key)
     if known is None:
+        for each in call.beforehand:
+            each.cancel()  # where it has not begun
         known = call.pulled[key] = _known(call, values, *key)
     gradients.latest = known.backward
     for name, value, (shape, dtype, device) in zip(gradients.outputs, given, shapes, strict=True):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._C import _functorch  # torch.func has no public name for "is this one of your tensors?"
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from eqfuse.errors import BindError, locate
 
@@ -116,3 +117,36 @@ def ordinary_tensors() -> AbstractContextManager[None]:
     """Inside, tensors are made and read as outside of any transform."""
     found: AbstractContextManager[None] = torch._C._DisableFuncTorch()
     return found
+
+
+class Absent(torch.Tensor):
+    """Stands for a tensor that a later call is given: on its device, with its shape, strides and dtype, without memory, at an address that 16
+    divides. It may be viewed; `meta` is a tensor of the device of that name."""
+
+    meta: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, meta: torch.Tensor, device: torch.device) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(
+            cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=device
+        )
+        made.meta = meta
+        return made
+
+    @staticmethod
+    def like(tensor: torch.Tensor) -> Absent:
+        """What stands for a tensor like this one."""
+        form = tensor.shape, tensor.stride()
+        return Absent(torch.empty_strided(*form, dtype=tensor.dtype, device="meta"), tensor.device)
+
+    def data_ptr(self) -> int:
+        return 0
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, given: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        places = {each.device for each in tree_leaves(given) if isinstance(each, Absent)}
+        inside = tree_map_only(Absent, lambda each: each.meta, (given, dict(named or {})))
+        made = function(*inside[0], **inside[1])
+        return tree_map_only(torch.Tensor, lambda each: Absent(each, next(iter(places))), made)
