@@ -81,6 +81,11 @@ def count() -> int:
     return torch.get_num_threads() if _thread.count is None else _thread.count
 
 
+def cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def is_plain() -> bool:
     """Whether torch computes as `undisturbed` makes it compute, for those who run no operation of torch but allocations."""
     return not (_Process.is_forked or _functions() or _dispatches())

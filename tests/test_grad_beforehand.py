@@ -48,6 +48,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]
             return getattr(self._value, name)
 
     monkeypatch.setattr(compiler, "pipeline", noted)
+    monkeypatch.setattr(autograd, "cores", lambda: autograd.LEAST_CORES)
     monkeypatch.setattr(DifferentiableCall, "_is_worth_it", is_worth_it)
     yield threads
 
@@ -165,6 +166,16 @@ def test_calls_on_a_cpu_make_nothing_ready(monkeypatch: pytest.MonkeyPatch) -> N
     kernel(x=x, w=w)
     _wait()
     assert not begun
+
+
+def test_processes_of_few_cores_make_nothing_ready(
+    planned: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autograd, "cores", lambda: autograd.LEAST_CORES - 1)
+    kernel, (x, w) = eq.compile(NORM), _drawn()
+    kernel(x=x, w=w)
+    _wait()
+    assert not any(thread.name.startswith("eqfuse prepares") for thread in planned)
 
 
 def test_absent_tensors_are_viewed_as_others() -> None:

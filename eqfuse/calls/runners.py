@@ -14,6 +14,7 @@ from eqfuse.calls.specialization import Specialization, Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import place_of
+from eqfuse.extract import call_estimate
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.lowered import native_tiles
 from eqfuse.terms.floats import TORCH_DTYPES
@@ -87,9 +88,11 @@ class Runners:
         }
 
     def begin(self, given: Given, compiled: Compiled, sizes: Mapping[str, int]) -> None:
-        """Begins to compile for a GPU what a call of these sizes launches."""
+        """Begins to compile for a GPU what a call of these sizes launches; nothing where it stores so much that it may run in chunks."""
         tensors = given.tensors.values()
-        if compiled.device.kind == "gpu" and torch.version.hip is None and all(t.is_cuda for t in tensors):
+        is_served = compiled.device.kind == "gpu" and torch.version.hip is None
+        is_whole = self.shapes.stored_by(compiled, sizes) <= call_estimate.MUCH
+        if is_served and is_whole and all(tensor.is_cuda for tensor in tensors):
             launcher = self._launcher(compiled)
             launcher.begin({**given.tensors, **given.scalars, "sizes": sizes})
             self._begun[id(compiled)] = compiled, launcher

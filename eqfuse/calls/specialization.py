@@ -370,11 +370,14 @@ class Specializations:
 
     def stored(self, special: Specialization) -> int:
         """Bytes of what the kernels of a call make for each other."""
-        compiled, sizes = special.compiled, special.sizes
+        return self.stored_by(special.compiled, special.sizes)
+
+    def stored_by(self, compiled: Compiled, sizes: Mapping[str, int]) -> int:
+        """The same of a plan, by extents and numbers of shards."""
         found = self._made.get(id(compiled))
         if found is None:
-            nest, dtypes = compiled.chosen.nest, with_outputs(self.derived.program, special.dtypes)
-            shape, of = shape_of_nest(nest, special.extents, dtypes, 1), dict(nest.domains)
+            nest, dtypes = compiled.chosen.nest, with_outputs(self.derived.program, compiled.dtypes)
+            shape, of = shape_of_nest(nest, compiled.extents, dtypes, 1), dict(nest.domains)
             made = [b for b in nest.buffers if not b.is_output]
             each = [(shape.itemsize(b.name), [of.get(axis, axis) for axis in b.axes]) for b in made]
             found = self._made[id(compiled)] = compiled, each

@@ -39,7 +39,7 @@ from eqfuse.terms.arguments import Absent, is_tracked
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.sizes import bind
-from eqfuse.threads import Lock, cached, undisturbed
+from eqfuse.threads import Lock, cached, cores, undisturbed
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.refusal import refused
 
@@ -354,7 +354,7 @@ class DifferentiableCall:
     def _is_worth_it(self, values: Mapping[str, Any]) -> bool:
         """Whether the backward of a call is made ready while its forward is: where both are compiled for a GPU, and no call like it was."""
         tensors = [values[name] for name in self.names]
-        if not any(tensor.is_cuda for tensor in tensors):
+        if cores() < LEAST_CORES or not any(tensor.is_cuda for tensor in tensors):
             return False
         sizes = tuple(sorted((self.sizes or {}).items()))
         like = (self.names, self.tracked, sizes, *((x.shape, x.stride(), x.dtype, x.device) for x in tensors))
@@ -398,6 +398,10 @@ class DifferentiableCall:
         kernel, sizes = self._runs
         found = kernel(**self.arguments(numbers, tensors), sizes=sizes)
         return found if isinstance(found, tuple) else (found,)
+
+
+LEAST_CORES = 4
+"""Cores below which backwards are not made ready beforehand: forwards would wait for them."""
 
 
 class _Prepares:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from eqfuse import logs
+from eqfuse.threads import cores
 
 ALIGNMENT = 16
 """Bytes of which addresses are multiples where tensors without memory, at address 0, stand for them."""
@@ -27,7 +28,7 @@ class Ahead:
 
     def __init__(self, load: Callable[[], ModuleType], name: str, values: Mapping[str, Any]) -> None:
         self._process = os.getpid()
-        self._threads = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="eqfuse compiles")
+        self._threads = ThreadPoolExecutor(max_workers=cores(), thread_name_prefix="eqfuse compiles")
         self._kernels: list[Future[None]] = []
         given = {name: _stand_in(value) for name, value in values.items()}
         place = next(value.device for value in values.values() if isinstance(value, torch.Tensor))
