@@ -124,11 +124,11 @@ def _calls(cell: Cell, kernel: eq.Kernel, inputs: Inputs) -> Iterator[tuple[Form
         if form.chosen:
             yield form, launch
             continue
-        triton = TritonProgram(form.triton(kernel), kernel.name)
         if form.kind == "roles":
-            yield form, partial(GluonProgram(form.source(kernel), kernel.name, triton), **arguments)
+            emit = partial(form.triton, kernel)
+            yield form, partial(GluonProgram(form.source(kernel), kernel.name, emit), **arguments)
         else:
-            yield form, partial(triton, **arguments)
+            yield form, partial(TritonProgram(form.triton(kernel), kernel.name), **arguments)
 
 
 # Measuring ----------------------------------------------------------------------------------------------

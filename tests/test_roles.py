@@ -574,7 +574,7 @@ def test_a_bound_launch_of_roles_writes_to_its_outputs(monkeypatch: pytest.Monke
     monkeypatch.setattr(GluonProgram, "form", lambda self, tensors: self.otherwise)
     runners = kernel._calls.runners
     special = Specialization(compiled, {}, compiled.extents, HALF, False)
-    runners._programs[id(compiled)] = compiled, GluonProgram("", "f", TritonProgram("", "f"))
+    runners._programs[id(compiled)] = compiled, GluonProgram("", "f", lambda: "")
     outputs = {"O": torch.empty(1, 2, 4, 16, dtype=torch.float16)}
     launch = runners.held(special, Given(given, {"scale": 1.0}, None, numpy=False), outputs)
     launch()
@@ -587,7 +587,7 @@ def test_tensors_that_the_copy_engine_cannot_address_are_told() -> None:
     compiled = _compiled(derived)
     assert compiled.roles is not None
     source = emit(compiled.roles, derived.program, compiled.dtypes, name="f")
-    program = GluonProgram(source, "f", TritonProgram("", "f"))
+    program = GluonProgram(source, "f", lambda: "")
     right = torch.zeros(1, 2, 8, 64, dtype=torch.float16)
     flat = torch.zeros(2 * 8 * 64 + 8, dtype=torch.float16)
     wide = torch.zeros(1, 2, 8, 72, dtype=torch.float16)

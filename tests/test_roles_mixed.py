@@ -33,7 +33,7 @@ from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Put, RolesKernel, RolesProgram
 from eqfuse.tile.roles.passes import prepared
 from eqfuse.tile.triton.aot import compile_for
-from eqfuse.tile.triton.launch import TritonProgram, load
+from eqfuse.tile.triton.launch import load
 from eqfuse.tile.walk import nested
 from eqfuse.tune import kept
 from eqfuse.tune.tuner import Tuner
@@ -162,7 +162,7 @@ def test_a_launch_settles_what_sizes_and_signs_say(
 def test_lengths_that_the_copy_engine_cannot_store_go_another_way(means: tuple[Derived, Compiled]) -> None:
     """Outputs are made by the call: whether their rows are multiples of 16 bytes follows from its sizes."""
     derived, compiled = means
-    program = GluonProgram(compiler.emit_gluon(derived, compiled, "f"), "f", TritonProgram("", "f"))
+    program = GluonProgram(compiler.emit_gluon(derived, compiled, "f"), "f", lambda: "")
     given = {"x": torch.zeros(8, 64, dtype=torch.bfloat16)}
     for length, suits in ((64, True), (1001, False), (1000, True)):
         given["w"] = torch.zeros(length, 64, dtype=torch.bfloat16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,14 +99,14 @@ class Runners:
             self._begun[id(compiled)] = compiled, launcher
 
     def _launcher(self, compiled: Compiled) -> TritonProgram | GluonProgram:
-        from eqfuse.tile.triton.launch import TritonProgram
-
-        tiles = TritonProgram(self.shapes.triton(compiled), self._derived.name)
         if compiled.roles is None:
-            return tiles
+            from eqfuse.tile.triton.launch import TritonProgram
+
+            return TritonProgram(self.shapes.triton(compiled), self._derived.name)
         from eqfuse.tile.gluon.launch import GluonProgram
 
-        return GluonProgram(self.shapes.gluon(compiled), self._derived.name, tiles)
+        emit = partial(self.shapes.triton, compiled)
+        return GluonProgram(self.shapes.gluon(compiled), self._derived.name, emit)
 
     def loaded(self, compiled: Compiled) -> Runner:
         """What has run a plan."""

@@ -12,12 +12,12 @@ from eqfuse.tile.triton.launch import TritonProgram, load
 
 @dataclass(frozen=True)
 class GluonProgram:
-    """An emitted Gluon module and the name of its function; called as that function is. `otherwise` is the same program for
+    """An emitted Gluon module and the name of its function; called as that function is. `emit_triton` gives the module of the same program for
     tensors that begin or step at other places than multiples of 16 bytes."""
 
     source_text: str
     name: str
-    otherwise: TritonProgram
+    emit_triton: Callable[[], str]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs on the GPU that holds the tensors; raises what `TritonProgram` does."""
@@ -39,7 +39,12 @@ class GluonProgram:
     def _program(self) -> TritonProgram:
         return TritonProgram(self.source_text, self.name)
 
+    @cached
+    def otherwise(self) -> TritonProgram:
+        return TritonProgram(self.emit_triton(), self.name)
+
     @property
     def compilations(self) -> int:
         """How many binaries of either form were compiled, or loaded."""
-        return self._program.compilations + self.otherwise.compilations
+        has_both = "otherwise" in vars(self)
+        return self._program.compilations + (self.otherwise.compilations if has_both else 0)
