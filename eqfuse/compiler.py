@@ -223,6 +223,10 @@ def _planned(derived: Derived, asked: Asked) -> Planned:
         return made[0]
     if ready.plan.form == "apart":
         derived.taken_apart()
+    if ready.plan.roles:
+        from eqfuse.tile.triton.ahead import hasten
+
+        hasten()  # other kernels that were kept need no Triton
     nest, program = ready.nest, derived.program
     derived.nests[ready.plan.kernels] = nest
     with derived.timings.stage("lower"), faults():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -166,6 +167,34 @@ def test_a_forked_child_waits_for_no_thread(driver: _Driver, monkeypatch: pytest
     begun._kernels.append(type(begun._launcher)())  # one that never ends
     monkeypatch.setattr(ahead.os, "getpid", lambda: begun._process + 1)
     begun.wait()
+
+
+def test_the_hash_of_triton_is_begun_where_a_kept_plan_has_roles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """By which its binaries are looked up; what has none needs no Triton in a second process."""
+    hashed: list[str] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("EQFUSE_CACHE", "on")
+    monkeypatch.setattr(ahead, "hash_library", lambda: hashed.append(threading.current_thread().name))
+    options: dict[str, Any] = {"target": "h200", "sizes": SIZES, "assume_finite": True, "verify": False}
+    for initialized, expected in ((True, 0), (False, 0), (True, 1)):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda is_there=initialized: is_there)
+        assert any(eq.compile(PRODUCTS, **options).plan.roles)
+        eq.compile(ROWS, target="h200", verify=False)
+        for thread in threading.enumerate():
+            if thread.name == "eqfuse hashes Triton":
+                thread.join()
+        assert hashed == ["eqfuse hashes Triton"] * expected
+
+
+def test_threads_end_once_all_is_compiled(driver: _Driver) -> None:
+    program, _ = _program(*CASES["two kernels"][:2])
+    begun = Ahead(lambda: program._triton, program.name, {"x": torch.empty(32, 48), "w": torch.empty(32)})
+    begun.wait()
+    for thread in begun._threads._threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 # Calls ---------------------------------------------------------------------------------------------

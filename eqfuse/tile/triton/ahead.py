@@ -11,13 +11,15 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from importlib.util import find_spec
+from threading import Thread
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from eqfuse import logs
-from eqfuse.threads import cores
+from eqfuse.threads import Lock, cores
 
 ALIGNMENT = 16
 """Bytes of which addresses are multiples where tensors without memory, at address 0, stand for them."""
@@ -37,24 +39,47 @@ class Ahead:
     def wait(self) -> None:
         """Returns once all is compiled, or cannot be. In a forked child, which has none of the threads, at once."""
         if os.getpid() == self._process:
-            for each in (self._launcher, *self._kernels):  # the launcher ends first, and adds no more
-                if (why := each.exception()) is not None:
-                    logs.note("source", f"not compiled ahead: {why}")
-            self._threads.shutdown()
+            problems = [self._launcher.exception()]  # once it has ended there are no more kernels
+            problems += [kernel.exception() for kernel in self._kernels]
+            for why in filter(None, problems):
+                logs.note("source", f"not compiled ahead: {why}")
 
     def _launch(
         self, load: Callable[[], ModuleType], name: str, given: Mapping[str, Any], place: torch.device
     ) -> None:
-        module = load()
-
         def begin(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
             def compile_it() -> None:
+                hash_library()
                 with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
                     kernel.warmup(*arguments, grid=grid, **constants)
 
             self._kernels.append(self._threads.submit(compile_it))
 
-        _launching(module, begin, place)[name](**given)
+        try:
+            _launching(load(), begin, place)[name](**given)
+        finally:
+            self._threads.shutdown(wait=False)  # each thread ends once there is nothing to compile
+
+
+_hashing = Lock()
+
+
+def hash_library() -> None:
+    """Triton looks binaries up by a hash of its own library, hundreds of megabytes, which it makes once in a process: of several threads that
+    ask at once the others wait."""
+    from triton.compiler import compiler
+    from triton.runtime import cache
+
+    with _hashing:
+        for module in (cache, compiler):  # versions of Triton have it in one or the other
+            if hasattr(module, "triton_key"):
+                module.triton_key()
+
+
+def hasten() -> None:
+    """Begins to hash Triton's library in a thread, where a GPU is used: reading and hashing run without Python's lock."""
+    if torch.cuda.is_initialized() and find_spec("triton") is not None:  # type: ignore[no-untyped-call]
+        Thread(target=hash_library, name="eqfuse hashes Triton").start()
 
 
 def is_aligned(values: Mapping[str, Any]) -> bool:
