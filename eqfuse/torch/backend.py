@@ -40,7 +40,8 @@ from eqfuse.terms.parser import parse
 from eqfuse.torch import outcome as reports
 from eqfuse.torch import prices
 from eqfuse.torch.outcome import Entry
-from eqfuse.torch.regions import FREE, Finder, Region, packet
+from eqfuse.torch.operators.table import packet
+from eqfuse.torch.regions import FREE, Finder, Region
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import Refused, Translation, of_module, reserved, user_line
 from eqfuse.torch.values import Value, Writer
@@ -212,7 +213,7 @@ def writes(graph: fx.GraphModule) -> list[fx.Node]:
 
 def _is_view(node: Any, base: fx.Node) -> bool:
     """Whether a node is another one, or a view of it."""
-    while isinstance(node, fx.Node) and node is not base and packet(node) in FREE and node.all_input_nodes:
+    while isinstance(node, fx.Node) and node is not base and packet(node.target) in FREE and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node is base
 

@@ -26,7 +26,8 @@ from eqfuse.rules.scope import current
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.torch.operators.products import ATTENTION
-from eqfuse.torch.regions import FREE, Region, added_by_key, arguments, kind, packet, tensors_of
+from eqfuse.torch.operators.table import packet
+from eqfuse.torch.regions import FREE, Region, added_by_key, arguments, kind, tensors_of
 
 BLOCKS = 4
 """Thread blocks of 16 warps that fill an SM: a row that is larger than their share of it is not kept."""
@@ -62,7 +63,7 @@ def _operations(node: fx.Node) -> float:
     ]
     if len(shapes) < 2:
         return 0.0
-    if packet(node).removeprefix("aten.") in ATTENTION:
+    if packet(node.target).removeprefix("aten.") in ATTENTION:
         q, k, v = (shapes + shapes[-1:])[:3]
         return 2.0 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
     left, right = shapes[-2:]
@@ -74,7 +75,7 @@ def apart(region: Region, device: Device) -> float:
     groups: list[list[fx.Node]] = []
     of: dict[fx.Node, int] = {}
     for node in region.nodes:
-        alone = kind(node) == "product" or packet(node).removeprefix("aten.") in ATTENTION
+        alone = kind(node) == "product" or packet(node.target).removeprefix("aten.") in ATTENTION
         before = [of[each] for each in node.all_input_nodes if each in of]
         place = max(before, default=-1)
         if alone or place < 0 or _is_product(groups[place][0]):
@@ -112,7 +113,7 @@ def _bound(region: Region, device: Device, moved: Sequence[torch.Tensor], times:
 
 def _read(node: fx.Node, region: Region) -> float:
     """The share of a value that is read: views may leave parts out."""
-    if node in region.outputs or any(packet(user) not in FREE for user in node.users):
+    if node in region.outputs or any(packet(user.target) not in FREE for user in node.users):
         return 1.0
     whole = max(1.0, sum(map(_bytes, tensors_of([node]))))
     shares = (_read(user, region) * sum(map(_bytes, tensors_of([user]))) / whole for user in node.users)
@@ -125,7 +126,7 @@ def _rate(device: Device, half: bool) -> float:
 
 def _is_cut(node: fx.Node) -> bool:
     """Whether a node is attention that a mask or causal order may cut."""
-    if packet(node).removeprefix("aten.") not in ATTENTION:
+    if packet(node.target).removeprefix("aten.") not in ATTENTION:
         return False
     given = arguments(node)
     return bool(given.get("is_causal")) or any(
@@ -134,7 +135,7 @@ def _is_cut(node: fx.Node) -> bool:
 
 
 def _is_product(node: fx.Node) -> bool:
-    return kind(node) == "product" or packet(node).removeprefix("aten.") in ATTENTION
+    return kind(node) == "product" or packet(node.target).removeprefix("aten.") in ATTENTION
 
 
 VIEWS = frozenset(
@@ -147,7 +148,7 @@ VIEWS = frozenset(
 
 
 def _computes(node: fx.Node) -> bool:
-    return packet(node) != "" and packet(node) not in VIEWS
+    return packet(node.target) != "" and packet(node.target) not in VIEWS
 
 
 def _seconds(group: Sequence[fx.Node], device: Device) -> float:
@@ -171,7 +172,7 @@ def _again(
     waits: dict[fx.Node, int] = {}
     for node in group:
         before = max((waits.get(each, 0) for each in node.all_input_nodes), default=0)
-        own = (1 + (packet(node) in AFTER_A_MAXIMUM)) if kind(node) == "reduction" else 0
+        own = (1 + (packet(node.target) in AFTER_A_MAXIMUM)) if kind(node) == "reduction" else 0
         waits[node] = before + own
     found = 0.0
     for tensor in read:

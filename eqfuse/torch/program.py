@@ -29,6 +29,7 @@ from eqfuse.operator.content import compiled
 from eqfuse.terms.arguments import has_tangent, is_tracked
 from eqfuse.threads import deep
 from eqfuse.torch.guards import Guard, equate_alike, guards_of
+from eqfuse.torch.operators.scans import traced_scans
 from eqfuse.torch.operators.table import Unsupported
 from eqfuse.torch.operators.views import detached
 from eqfuse.torch.positions import Size, is_real_size
@@ -224,7 +225,7 @@ def from_torch(
             if node.op == "call_function":
                 translation.call(node)
             elif node.op == "get_attr":
-                raise Refused(node, "it calls another graph")
+                translation.graph(node, getattr(exported.graph_module, node.target))
         text, outputs = _written(translation, graph, len(inputs.buffers_to_mutate), taken, names)
     except Refused as refused:
         raise refused.error() from None
@@ -266,7 +267,7 @@ def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[st
         given = signature(module.forward).bind(*shapes[0], **shapes[1]).arguments
         with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), _quiet():
             warnings.simplefilter("ignore")
-            with Seen(INSTEAD) as seen:
+            with Seen(INSTEAD) as seen, traced_scans(Seen):
                 exported = torch.export.export(
                     module, examples, kwargs or None, dynamic_shapes=given, strict=False
                 )

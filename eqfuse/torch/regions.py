@@ -19,7 +19,7 @@ from torch import fx
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.operator.shapes import hint
 from eqfuse.torch.operators.products import ATTENTION
-from eqfuse.torch.operators.table import TABLE
+from eqfuse.torch.operators.table import TABLE, packet
 
 PRODUCTS = frozenset(
     f"aten.{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot")
@@ -100,17 +100,13 @@ class Region:
     @property
     def name(self) -> str:
         """The operators that compute, in order."""
-        kept = [packet(node) for node in self.nodes if kind(node) in ("product", "reduction")]
+        kept = [packet(node.target) for node in self.nodes if kind(node) in ("product", "reduction")]
         return " + ".join(name.removeprefix("aten.").removeprefix("_") for name in kept)
-
-
-def packet(node: fx.Node) -> str:
-    return str(node.target.overloadpacket) if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def kind(node: fx.Node) -> str:
     """`product`, `reduction`, `other` (translated, and neither), or `no`."""
-    name = packet(node)
+    name = packet(node.target)
     if node.op != "call_function" or not _is_known(node):
         return "no"
     if name in PRODUCTS:
@@ -128,7 +124,7 @@ def kind(node: fx.Node) -> str:
 
 def added_by_key(node: fx.Node) -> fx.Node | None:
     """What a node reduces by the positions that a tensor selects; None of others."""
-    if packet(node) not in SUMS_BY_KEY and not _adds(node):
+    if packet(node.target) not in SUMS_BY_KEY and not _adds(node):
         return None
     given = arguments(node)
     source = next((given[name] for name in ("src", "source", "values") if name in given), None)
@@ -137,7 +133,7 @@ def added_by_key(node: fx.Node) -> fx.Node | None:
 
 def _adds(node: fx.Node) -> bool:
     """Whether a write at positions adds to what is there."""
-    is_put = packet(node) in ("aten.index_put", "aten._unsafe_index_put")
+    is_put = packet(node.target) in ("aten.index_put", "aten._unsafe_index_put")
     return is_put and bool(arguments(node).get("accumulate", False))
 
 
@@ -155,7 +151,7 @@ def _is_known(node: fx.Node) -> bool:
 
 def computes(node: fx.Node) -> bool:
     """Whether a node is more than a view."""
-    return packet(node) not in FREE
+    return packet(node.target) not in FREE
 
 
 def _is_cheap(node: fx.Node) -> bool:
@@ -307,7 +303,7 @@ class Finder:
         """A region without such nodes at its front: views cost nothing outside, and the copy of a view is read by plain
         positions."""
         while front := {
-            n for n in nodes if packet(n) in outside and not any(b in nodes for b in n.all_input_nodes)
+            n for n in nodes if packet(n.target) in outside and not any(b in nodes for b in n.all_input_nodes)
         }:
             nodes = nodes - front
         return nodes

@@ -58,13 +58,13 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
     declared = [f"{axis}: axis[{count}]" for axis, count in writer.ranks.items() if _has(lines, axis)]
     declared += _integers(translation, lines, integers)
     declared += [f"{name}: i64" for name in numbers]
-    declared += [f"{other}: axis[{axis}]" for axis, other in alike.items()]
     declared += [f"{axis}: axis[N({name}, {k})]" for axis, (name, k) in dimensions.items()]
-    program = parse("\n".join([*declared, *body]))
+    program = parse("\n".join([*declared, *(f"{other}: axis[{axis}]" for axis, other in alike.items()), *body]))
     lengths, sizes = _axes(
         translation, program, [axis for line in lines for own in line.axes for axis in own]
     )
-    declared += lengths
+    declared += [f"{other}: axis[{lengths.get(axis, axis)}]" for axis, other in alike.items()]
+    declared += [f"{axis}: axis[{length}]" for axis, length in lengths.items()]
     places = _dimensions(translation, program, sizes)
     declared += [f"{axis}: axis[N({name}, {k})]" for axis, (name, k) in places.items()]
     sizes = {axis: size for axis, size in sizes.items() if axis not in places}
@@ -287,14 +287,14 @@ def _integers(
 
 def _axes(
     translation: Translation, program: Program, defined: Sequence[str]
-) -> tuple[list[str], dict[str, Extent]]:
-    """Declarations of the axes whose extent no tensor gives; and the extents of those that are no number and no dimension.
+) -> tuple[dict[str, str], dict[str, Extent]]:
+    """The axes whose extent no tensor gives, with the number or the axis that gives it; and the extents of those that are no number and no dimension.
     One that definitions alone have, which are read at numbers, is an axis of the gradient."""
     extents = translation.writer.names.sizes
     given = _given(translation, program)
     same = translation.writer.same
     known = {same(size): axis for axis, size in given.items()}
-    found: list[str] = []
+    found: dict[str, str] = {}
     left: dict[str, Extent] = {}
     listed = _listed(program, extents)
     axes = dict.fromkeys(program.domains.get(axis, axis) for axis in axes_of(program.outputs))
@@ -303,18 +303,18 @@ def _axes(
             continue
         size = extents[axis]
         if isinstance(size, int):
-            found.append(f"{axis}: axis[{size}]")
+            found[axis] = str(size)
         elif same(size) in known:
-            found.append(f"{axis}: axis[{known[same(size)]}]")
+            found[axis] = known[same(size)]
         else:
             left[axis] = same(size)
             known[same(size)] = axis
     beside = _beside(program, left)
-    found += [
-        f"{axis}: axis[{extents[axis]}]"
+    found |= {
+        axis: str(extents[axis])
         for axis in given
         if axis in (beside | translation.writer.prefixes) - listed and isinstance(extents[axis], int)
-    ]
+    }
     return found, left
 
 

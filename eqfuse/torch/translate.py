@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from inspect import signature
 from keyword import kwlist
 from typing import Any
 
@@ -19,13 +20,14 @@ from eqfuse.terms.dtypes import DTYPES
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
 from eqfuse.terms.nodes import Const, Expr, Load, Scalar, call, walk
 from eqfuse.terms.registry import reducers
-from eqfuse.torch.operators import indices, pointwise, products, reductions, views, windows, writes
+from eqfuse.torch.operators import indices, pointwise, products, reductions, scans, views, windows, writes
 from eqfuse.torch.operators.pointwise import NARROW
-from eqfuse.torch.operators.table import TABLE, Node, Unsupported
+from eqfuse.torch.operators.scans import Called
+from eqfuse.torch.operators.table import TABLE, Node, Unsupported, packet
 from eqfuse.torch.positions import Position, Size, whole
 from eqfuse.torch.values import Digit, Value, Writer, constant, is_view, position
 
-MODULES = (indices, pointwise, products, reductions, views, windows, writes)
+MODULES = (indices, pointwise, products, reductions, scans, views, windows, writes)
 """What enters operators into the table."""
 
 LONGEST = 40
@@ -97,7 +99,7 @@ def user_line(node: fx.Node) -> str:
     trace = (node.meta.get("stack_trace") or node.stack_trace or "").strip().splitlines()
     for number in reversed(range(len(trace))):
         text = trace[number].strip()
-        if text.startswith("File ") and number + 1 < len(trace):
+        if text.startswith("File ") and "<eval_with_key>" not in text and number + 1 < len(trace):
             file, line, *_ = text.removeprefix("File ").split(", ")
             return f"{file.strip(chr(34))}, {line}: {trace[number + 1].strip()}"
     return ""
@@ -150,13 +152,31 @@ class Translation:
         self.shapes[name], self.dtypes[name] = shape, value.dtype
         self.made[node] = Value(shape, value.dtype, tuple(groups), at, name)
 
-    def call(self, node: fx.Node) -> None:
-        """Translates one call. Raises Refused."""
+    def graph(self, node: fx.Node, module: Any) -> None:
+        """Enters a graph that an operator calls."""
+        self.made[node] = partial(self._inlined, module)
+
+    def _inlined(self, module: fx.GraphModule, given: Sequence[Value]) -> Called:
+        """What a graph computes from these values, written out where it is read."""
+        nodes = list(module.graph.nodes)
+        places = [node for node in nodes if node.op == "placeholder"]
+        self.made |= dict(zip(places, given, strict=True))
+        for node in nodes:
+            if node.op == "get_attr":
+                raise Refused(node, "it calls another graph")
+            if node.op == "call_function":
+                self.call(node, inside=True)
+        operators = [(name_of(node), self.made[node]) for node in nodes if node.op == "call_function"]
+        results = [self.made[each] for each in nodes[-1].args[0]]  # type: ignore[union-attr]
+        return Called(tuple(results), tuple(pair for pair in operators if isinstance(pair[1], Value)))
+
+    def call(self, node: fx.Node, *, inside: bool = False) -> None:
+        """Translates one call, or one `inside` of a graph that another one calls. Raises Refused."""
         if str(node.target).startswith("aten._assert"):
             return  # it computes nothing; the examples passed it, and a kernel checks what it reads
         try:
             found = self._called(node)
-            if isinstance(found, Value):
+            if isinstance(found, Value) and not inside:
                 found = self._kept(node, found)
         except Unsupported as why:
             raise Refused(node, str(why)) from None
@@ -173,19 +193,19 @@ class Translation:
             raise Unsupported("a number that is taken out of a tensor (keep it a tensor, without .item())")
         if isinstance(value, torch.SymInt | torch.SymFloat | int | float) and not isinstance(value, bool):
             return size_of(value)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        name = packet(node.target)
+        if not name:
             raise Unsupported("it is no operator of ATen")
-        packet = str(node.target.overloadpacket)
         values = value if isinstance(value, tuple | list) else (value,)
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
         if any(each.dtype.is_complex for each in tensors):
             raise Unsupported("complex numbers")
-        if packet not in TABLE:
-            raise Unsupported(_why_untranslated(packet.removeprefix("aten."), tensors))
-        if not tensors or len(tensors) < len(values) and packet not in PARTLY:
+        if name not in TABLE:
+            raise Unsupported(_why_untranslated(name.removeprefix("aten."), tensors))
+        if not tensors or len(tensors) < len(values) and name not in PARTLY:
             raise Unsupported("its result is no tensor")
         shapes, dtypes = tuple(map(shape_of, tensors)), tuple(each.dtype for each in tensors)
-        if dtypes and dtypes[0] in NARROW and packet.removeprefix("aten.") in WRAPPING:
+        if dtypes and dtypes[0] in NARROW and name.removeprefix("aten.") in WRAPPING:
             raise Unsupported(f"arithmetic in {dtypes[0]}, which wraps around")
         if all(0 in shape for shape in shapes):  # there is nothing to compute
             empty = [
@@ -193,10 +213,14 @@ class Translation:
                 for s, d in zip(shapes, dtypes, strict=True)
             ]
             return tuple(empty) if isinstance(value, tuple | list) else empty[0]
-        return TABLE[packet](Node(self.writer, self._arguments(node), shapes, dtypes))
+        return TABLE[name](Node(self.writer, self._arguments(node), shapes, dtypes))
 
     def _arguments(self, node: fx.Node) -> Mapping[str, Any]:
-        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+        target: Any = node.target
+        if isinstance(target, torch._ops.OpOverload):
+            names = [argument.name for argument in target._schema.arguments]
+        else:
+            names = list(signature(target).parameters)
         given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
         return {name: self._resolved(argument) for name, argument in given.items()}
 

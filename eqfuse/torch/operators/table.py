@@ -66,15 +66,23 @@ class Node:
 Entry = Callable[[Node], Made]
 
 TABLE: dict[str, Entry] = {}
-"""By the operator's name, without overload: `aten.add`."""
+"""By the operator's name, without overload: `aten.add`, `higher_order.scan`."""
 
 
-def operator(*names: str) -> Callable[[Entry], Entry]:
+def packet(target: Any) -> str:
+    """The name of an operator in the table, without overload; nothing for what is none."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.overloadpacket)
+    name = f"higher_order.{target.name()}" if isinstance(target, torch._ops.HigherOrderOperator) else ""
+    return name if name in TABLE else ""
+
+
+def operator(*names: str, space: str = "aten") -> Callable[[Entry], Entry]:
     """Enters a function for these operators."""
 
     def enter(entry: Entry) -> Entry:
         for name in names:
-            TABLE[f"aten.{name}"] = entry
+            TABLE[f"{space}.{name}"] = entry
         return entry
 
     return enter
