@@ -121,6 +121,21 @@ def second(given: Values, *, backwards: bool = False) -> T:
     return torch.stack(found[::-1] if backwards else found, 1)
 
 
+@pytest.mark.parametrize("gate", ["g[t]", "g[t,e]", "g[t,d]", "0.5"])
+def test_a_matrix_that_each_position_reads(gate: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(40, 5), torch.randn(40, 5), torch.randn(40, 4)
+    g = torch.rand(40, *{"g[t,e]": (4,), "g[t,d]": (5,)}.get(gate, ()))
+    source = f"h[t,d,e] = {gate} * h[t-1,d,e] + k[t,d] * v[t,e]\ny[t,e] = sum[d](q[t,d] * h[t,d,e])\nreturn y"
+    h, found = torch.zeros(5, 4), []
+    for t in range(40):
+        by = {"g[t,d]": g[t, ..., None], "0.5": torch.tensor(0.5)}.get(gate, g[t])
+        h = by * h + k[t, :, None] * v[t]
+        found.append(q[t] @ h)
+    given = {"q": q, "k": k, "v": v, "g": g}
+    torch.testing.assert_close(called(source, given, prefer="scan"), torch.stack(found), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("length", [40, 2, 1])
 def test_two_values_before(length: int) -> None:
     given = values(3, length)

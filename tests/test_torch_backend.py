@@ -27,8 +27,9 @@ from eqfuse.torch import backend as backend_module
 from eqfuse.torch import outcome, prices
 from eqfuse.torch.backend import _keep_for_backward
 from eqfuse.torch.backend import eqfuse as backend
+from eqfuse.torch.operators.table import packet
 from eqfuse.torch.outcome import Entry
-from eqfuse.torch.regions import Finder, Region, packet
+from eqfuse.torch.regions import Finder, Region
 
 ALL = {"rest": "aot_eager", "take": "always", "native": "off"}
 
@@ -132,7 +133,7 @@ def test_labels_that_are_flattened_with_a_gap_may_be_copied_outside_of_the_loss(
     graph = make_fx(loss, tracing_mode="fake")(torch.empty(24, 7, device="meta"), labels).graph
     finder = Finder(graph, set())
     regions = finder.candidates(next(finder.seeds()))
-    copies = [sum(packet(node) == "aten.clone" for node in region.nodes) for region in regions]
+    copies = [sum(packet(node.target) == "aten.clone" for node in region.nodes) for region in regions]
     assert copies[:2] == [1, 0]
 
 

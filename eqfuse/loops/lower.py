@@ -251,10 +251,10 @@ class _KernelLowering:
             for each in updates(group, merge):
                 value, dims = each.value, each.dims
                 if isinstance(value, Reduce):
-                    body = order.read(value.op, self._exactly(value.body))
-                    value = contribution(Reduce(value.op, axis, body))
-                    dims = tuple(a for a in dims if a in free_axes(value))
-                    build.let(each.name, dims, value)
+                    # A part is read with the axes of all that it packs, of which this variable may have fewer.
+                    part = Reduce(value.op, axis, order.read(value.op, self._exactly(value.body)))
+                    dims = tuple(a for a in dims if a in free_axes(part))
+                    build.let(each.name, dims, contribution(part))
                 else:
                     build.let(each.name, dims, order.placed(self._exactly(value)))
 

@@ -39,9 +39,9 @@ from eqfuse.terms.nodes import Program, reductions
 from eqfuse.terms.parser import parse
 from eqfuse.torch import outcome as reports
 from eqfuse.torch import prices
-from eqfuse.torch.outcome import Entry
 from eqfuse.torch.operators.table import packet
-from eqfuse.torch.regions import FREE, Finder, Region
+from eqfuse.torch.outcome import Entry
+from eqfuse.torch.regions import FREE, Finder, Region, called
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import Refused, Translation, of_module, reserved, user_line
 from eqfuse.torch.values import Value, Writer
@@ -213,7 +213,12 @@ def writes(graph: fx.GraphModule) -> list[fx.Node]:
 
 def _is_view(node: Any, base: fx.Node) -> bool:
     """Whether a node is another one, or a view of it."""
-    while isinstance(node, fx.Node) and node is not base and packet(node.target) in FREE and node.all_input_nodes:
+    while (
+        isinstance(node, fx.Node)
+        and node is not base
+        and packet(node.target) in FREE
+        and node.all_input_nodes
+    ):
         node = node.all_input_nodes[0]
     return node is base
 
@@ -485,7 +490,10 @@ class Fusion:
                 raise Refused(node, f"it is {node.meta['val'].dtype}")
             translation.read(node, names.get(node, node.name))
         for node in region.nodes:
-            translation.call(node)
+            if graph := called(node):
+                translation.graph(node, graph)
+            else:
+                translation.call(node)
         values: list[Value] = []
         for node in region.outputs:
             made = translation.made[node]
@@ -594,7 +602,7 @@ def _alone(region: Region) -> fx.GraphModule:
     for node in region.nodes:
         copies[node] = graph.node_copy(node, lambda each: copies[each])
     graph.output(tuple(copies[node] for node in region.outputs))
-    return fx.GraphModule({}, graph)
+    return fx.GraphModule({str(node.target): step for node in region.nodes if (step := called(node))}, graph)
 
 
 def _drawn(value: torch.Tensor) -> torch.Tensor:

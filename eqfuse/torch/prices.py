@@ -162,7 +162,15 @@ def _seconds(group: Sequence[fx.Node], device: Device) -> float:
     moved += (1 if device.kind == "gpu" else 2) * sum(map(_bytes, tensors_of(added)))
     half = any(tensor.element_size() <= 2 for tensor in read)
     work = sum(_operations(node) for node in group if _is_product(node))
-    return max(moved / device.bandwidth, work / _rate(device, half)) + device.launch
+    launches = max(1, sum(map(_steps, group)))
+    return max(moved / device.bandwidth, work / _rate(device, half)) + launches * device.launch
+
+
+def _steps(node: fx.Node) -> int:
+    """How often torch runs the step of a scan: once for each position."""
+    if packet(node.target) != "higher_order.scan":
+        return 0
+    return hint(arguments(node)["xs"][0].meta["val"].shape[0])
 
 
 def _again(

@@ -19,7 +19,7 @@ from torch import fx
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.operator.shapes import hint
 from eqfuse.torch.operators.products import ATTENTION
-from eqfuse.torch.operators.table import TABLE, packet
+from eqfuse.torch.operators.table import TABLE, argument_names, packet
 
 PRODUCTS = frozenset(
     f"aten.{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot")
@@ -44,6 +44,8 @@ SUMS_BY_KEY = frozenset(
     f"aten.{name}" for name in ("scatter_add", "index_add", "scatter_reduce", "index_reduce")
 )
 """Reductions over positions that a tensor selects, which are sorted."""
+SCANS = frozenset({"higher_order.scan", "higher_order.associative_scan"})
+"""Recurrences, whose steps are graphs that they call."""
 WRITES = frozenset(
     f"aten.{name}" for name in ("scatter", "index_put", "_unsafe_index_put", "index_copy", "index_fill")
 )  # fmt: skip
@@ -87,9 +89,9 @@ class Region:
         places = {node: f"%{place}" for place, node in enumerate((*self.inputs, *self.nodes))}
         rows = [
             (
-                str(node.target),
+                graph.print_readable(print_output=False) if (graph := called(node)) else str(node.target),
                 fx.map_arg((node.args, node.kwargs), places.__getitem__),
-                _form(node.meta["val"]),
+                _form(node.meta.get("val")),
             )
             for node in self.nodes
         ]
@@ -100,18 +102,30 @@ class Region:
     @property
     def name(self) -> str:
         """The operators that compute, in order."""
-        kept = [packet(node.target) for node in self.nodes if kind(node) in ("product", "reduction")]
-        return " + ".join(name.removeprefix("aten.").removeprefix("_") for name in kept)
+        kept = [
+            packet(node.target).rpartition(".")[2]
+            for node in self.nodes
+            if kind(node) in ("product", "reduction")
+        ]
+        return " + ".join(name.removeprefix("_") for name in kept)
+
+
+def called(node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a node stands for, which an operator calls."""
+    found = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    return found if isinstance(found, fx.GraphModule) else None
 
 
 def kind(node: fx.Node) -> str:
     """`product`, `reduction`, `other` (translated, and neither), or `no`."""
+    if called(node):
+        return "other"
     name = packet(node.target)
     if node.op != "call_function" or not _is_known(node):
         return "no"
     if name in PRODUCTS:
         return "product"
-    if name in REDUCTIONS | SUMS_BY_KEY or _adds(node):
+    if name in REDUCTIONS | SUMS_BY_KEY | SCANS or _adds(node):
         return "reduction"
     if (
         name in TABLE
@@ -138,9 +152,8 @@ def _adds(node: fx.Node) -> bool:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """What an operator of ATen is given, by name."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    """What an operator is given, by name."""
+    return {**dict(zip(argument_names(node.target), node.args, strict=False)), **node.kwargs}
 
 
 def _is_known(node: fx.Node) -> bool:
@@ -287,7 +300,7 @@ class Finder:
         pending = [each for node in nodes for each in node.all_input_nodes]
         while pending:
             node = pending.pop()
-            if node in self.fixed and node not in nodes and _is_cheap(node):
+            if node in self.fixed and node not in nodes and (_is_cheap(node) or called(node)):
                 nodes = nodes | {node}
                 copied.add(node)
                 pending += node.all_input_nodes

@@ -59,7 +59,9 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
     declared += _integers(translation, lines, integers)
     declared += [f"{name}: i64" for name in numbers]
     declared += [f"{axis}: axis[N({name}, {k})]" for axis, (name, k) in dimensions.items()]
-    program = parse("\n".join([*declared, *(f"{other}: axis[{axis}]" for axis, other in alike.items()), *body]))
+    program = parse(
+        "\n".join([*declared, *(f"{other}: axis[{axis}]" for axis, other in alike.items()), *body])
+    )
     lengths, sizes = _axes(
         translation, program, [axis for line in lines for own in line.axes for axis in own]
     )

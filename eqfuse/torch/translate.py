@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from inspect import signature
 from keyword import kwlist
 from typing import Any
 
@@ -23,7 +22,7 @@ from eqfuse.terms.registry import reducers
 from eqfuse.torch.operators import indices, pointwise, products, reductions, scans, views, windows, writes
 from eqfuse.torch.operators.pointwise import NARROW
 from eqfuse.torch.operators.scans import Called
-from eqfuse.torch.operators.table import TABLE, Node, Unsupported, packet
+from eqfuse.torch.operators.table import TABLE, Node, Unsupported, argument_names, packet
 from eqfuse.torch.positions import Position, Size, whole
 from eqfuse.torch.values import Digit, Value, Writer, constant, is_view, position
 
@@ -167,7 +166,7 @@ class Translation:
             if node.op == "call_function":
                 self.call(node, inside=True)
         operators = [(name_of(node), self.made[node]) for node in nodes if node.op == "call_function"]
-        results = [self.made[each] for each in nodes[-1].args[0]]  # type: ignore[union-attr]
+        results = [self.made[each] for each in nodes[-1].args[0]]
         return Called(tuple(results), tuple(pair for pair in operators if isinstance(pair[1], Value)))
 
     def call(self, node: fx.Node, *, inside: bool = False) -> None:
@@ -216,12 +215,7 @@ class Translation:
         return TABLE[name](Node(self.writer, self._arguments(node), shapes, dtypes))
 
     def _arguments(self, node: fx.Node) -> Mapping[str, Any]:
-        target: Any = node.target
-        if isinstance(target, torch._ops.OpOverload):
-            names = [argument.name for argument in target._schema.arguments]
-        else:
-            names = list(signature(target).parameters)
-        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        given = dict(zip(argument_names(node.target), node.args, strict=False)) | dict(node.kwargs)
         return {name: self._resolved(argument) for name, argument in given.items()}
 
     def _resolved(self, argument: Any) -> Any:

@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 from torch._higher_order_ops import utils
+from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import _make_temp_remove_mode_context_manager
 from torch.utils import _pytree as pytree
 
@@ -74,7 +75,9 @@ class State:
     def started(self, index: Sequence[Expr]) -> Expr:
         """What it starts with, at an index of its axes but the first."""
         left = iter(index)
-        return self.start.at([tuple(Part(next(left), digit.size) for digit in group) for group in self.groups[1:]])
+        return self.start.at(
+            [tuple(Part(next(left), digit.size) for digit in group) for group in self.groups[1:]]
+        )
 
     @property
     def is_first(self) -> Expr:
@@ -86,29 +89,44 @@ class State:
 def traced_scans(mode: type) -> Iterator[None]:
     """Has torch trace `associative_scan(..., combine_mode="generic")` as the operator that "pointwise" is, not as slices that are combined
     level by level; and steps, which Dynamo traces, without a mode that it does not know."""
-    module, without = import_module("torch._higher_order_ops.associative_scan"), _make_temp_remove_mode_context_manager(mode)
-    compile_and_call = utils._hop_compile_and_call
+    module: Any = import_module("torch._higher_order_ops.associative_scan")
+    without: Any = _make_temp_remove_mode_context_manager(mode)
+    hops: Any = utils
+    compile_and_call = hops._hop_compile_and_call
 
     def generic(operator: Any, leaves: Sequence[torch.Tensor], **_: Any) -> Any:
         batched = operator.keywords["combine_fn"]  # torch.vmap of the function that was given
         combine = getclosurevars(batched).nonlocals["func"]
         flat = partial(operator.func, **{**operator.keywords, "combine_fn": combine})
-        found = utils._maybe_compile_and_run_fn(
+        found = hops._maybe_compile_and_run_fn(
             lambda fn, xs: module.associative_scan_op(fn, xs, additional_inputs=()), flat, leaves
         )
         return pytree.tree_leaves(found)
 
     def called(fn: FunctionType, *args: Any, **kwargs: Any) -> Any:
         # Dynamo keeps guards by code: those of another scan may fail on the tensors of this one.
-        own = FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+        own = FunctionType(
+            fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        )
+        _check_reads(args[0][0].keywords["combine_fn"])
         with without():
             return compile_and_call(own, *args, **kwargs)
 
     with (
         patch.object(module, "generic_associative_scan", generic),
-        patch.object(utils, "_hop_compile_and_call", called),
+        patch.object(hops, "_hop_compile_and_call", called),
     ):
         yield
+
+
+def _check_reads(step: Any) -> None:
+    """Raises Unsupported for a step that reads a tensor by a name, which torch cannot trace."""
+    read = getclosurevars(step) if isinstance(step, FunctionType) else None
+    for name, value in {**read.globals, **read.nonlocals}.items() if read else ():
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            raise Unsupported(
+                f"scan: its step reads {name!r}, a tensor that is neither an argument nor a parameter (pass it to the function)"
+            )
 
 
 @operator("scan", space="higher_order")
@@ -138,7 +156,11 @@ def _(node: Node) -> tuple[Value, ...]:
 
     def begun(state: State, step: Expr) -> Expr:
         first = steps.here[steps.states.index(state)].at(state.places)
-        return step if steps.makes_of_nothing(state, step) is first else call("where", state.is_first, first, step)
+        return (
+            step
+            if steps.makes_of_nothing(state, step) is first
+            else call("where", state.is_first, first, step)
+        )
 
     steps.define(begun)
     return tuple(state.values for state in steps.states)
@@ -239,7 +261,10 @@ class Steps:
         """Writes a definition for each state: what `begun` makes of its step, so that it has a value at the first position."""
         results = zip(self.states, self.called.results, strict=False)
         steps = {state.name: self._moved(result.at(state.places)) for state, result in results}
-        reads = {name: {node.tensor for node in walk(step) if isinstance(node, Load)} for name, step in steps.items()}
+        reads = {
+            name: {node.tensor for node in walk(step) if isinstance(node, Load)}
+            for name, step in steps.items()
+        }
         try:
             graph = {name: (found & steps.keys()) - {name} for name, found in reads.items()}
             order = tuple(TopologicalSorter(graph).static_order())
@@ -252,7 +277,9 @@ class Steps:
             self.known.setdefault(steps[state.name], state.now)
         for line in self.behind:
             _, _, args = _parts(line)
-            self.writer.lines.append(_line(line, tuple(self.started(replaced(arg, self.known)) for arg in args)))
+            self.writer.lines.append(
+                _line(line, tuple(self.started(replaced(arg, self.known)) for arg in args))
+            )
 
     def _check(self, state: State, step: Expr) -> None:
         """Raises Unsupported for a step that does not merge, with the first of its operators that is none."""
@@ -275,7 +302,9 @@ class Steps:
 
     def _is_step(self, state: State, expr: Expr) -> bool:
         reads = {each for each in walk(expr) if isinstance(each, Load) and each.tensor == state.name}
-        return reads <= {state.before} and step_of(replaced(expr, {state.before: BEFORE[0]}), BEFORE) is not None
+        return (
+            reads <= {state.before} and step_of(replaced(expr, {state.before: BEFORE[0]}), BEFORE) is not None
+        )
 
     def makes_of_nothing(self, state: State, step: Expr) -> Expr | None:
         """What a step makes of the value that a recurrence has before the first position; None where it reads other states there."""
@@ -288,7 +317,11 @@ class Steps:
         starts: dict[Expr, Expr] = {}
         for each in walk(expr):
             for state in self.states:
-                if isinstance(each, Load) and each.tensor == state.name and each.index[0] is state.before.index[0]:
+                if (
+                    isinstance(each, Load)
+                    and each.tensor == state.name
+                    and each.index[0] is state.before.index[0]
+                ):
                     starts[each] = call("where", state.is_first, state.started(each.index[1:]), each)
         return replaced(expr, starts)
 
@@ -296,7 +329,9 @@ class Steps:
         """What the step computes at every position, as a tensor of all."""
         shape = (self.length, *y.shape)
         groups = self.writer.axes(shape, ((Digit(self.axis, self.length),), *y.layout))
-        expr = self.started(replaced(self._moved(y.at([position(group) for group in groups[1:]])), self.known))
+        expr = self.started(
+            replaced(self._moved(y.at([position(group) for group in groups[1:]])), self.known)
+        )
         for state in self.states:
             if expr is state.now:
                 return state.values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -73,8 +74,16 @@ def packet(target: Any) -> str:
     """The name of an operator in the table, without overload; nothing for what is none."""
     if isinstance(target, torch._ops.OpOverload):
         return str(target.overloadpacket)
-    name = f"higher_order.{target.name()}" if isinstance(target, torch._ops.HigherOrderOperator) else ""
+    is_known = isinstance(target, torch._ops.HigherOrderOperator)
+    name = f"higher_order.{target}" if is_known else ""
     return name if name in TABLE else ""
+
+
+def argument_names(target: Any) -> list[str]:
+    """The names of an operator's arguments, in order."""
+    if isinstance(target, torch._ops.OpOverload):
+        return [argument.name for argument in target._schema.arguments]
+    return list(signature(target).parameters)
 
 
 def operator(*names: str, space: str = "aten") -> Callable[[Entry], Entry]:

@@ -1,0 +1,246 @@
+"""torch's `scan` and `associative_scan`: recurrences of the language, with the values and gradients that torch has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._higher_order_ops import associative_scan, scan
+from torch.utils import _pytree as pytree
+
+import eqfuse as eq
+from eqfuse.errors import EqfuseError
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def along(combine: Callable[..., Any], xs: Any, dim: int, reverse: bool = False) -> Any:
+    return associative_scan(combine, xs, dim, reverse=reverse, combine_mode="generic")
+
+
+def affine(x: Tensors, y: Tensors) -> Tensors:
+    return x[0] * y[0], y[0] * x[1] + y[1]
+
+
+def online(x: Tensors, y: Tensors) -> Tensors:
+    """A maximum, and a sum of exponentials below it."""
+    high = torch.maximum(x[0], y[0])
+    return high, x[1] * torch.exp(x[0] - high) + y[1] * torch.exp(y[0] - high)
+
+
+def greatest(x: Tensors, y: Tensors) -> Tensors:
+    """A maximum and where it is."""
+    return torch.maximum(x[0], y[0]), torch.where(y[0] > x[0], y[1], x[1])
+
+
+def gated(h: torch.Tensor, x: Tensors) -> Tensors:
+    h = x[0] * h + x[1]
+    return h, h.clone()
+
+
+def two(h: Tensors, x: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Two states, of which the second reads the first."""
+    return (h[0] * 0.9 + x, h[1] * 0.5 + h[0]), h[1] * 2 + h[0]
+
+
+def memory(h: torch.Tensor, x: Tensors) -> Tensors:
+    """A matrix of sums of products, which each position reads."""
+    h = h * 0.9 + x[1][:, None] * x[2]
+    return h, (x[0][:, None] * h).sum(0)
+
+
+def r(*shape: int) -> torch.Tensor:
+    return torch.randn(shape)
+
+
+def p(*shape: int) -> torch.Tensor:
+    return torch.rand(shape)
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], Tensors]]] = {
+    "sum": (lambda x: along(torch.add, x, 1), lambda: (r(3, 9),)),
+    "product, first axis": (lambda x: along(torch.mul, x, 0), lambda: (r(5, 4),)),
+    "maximum from the end": (lambda x: along(torch.maximum, x, -1, True), lambda: (r(3, 9),)),
+    "affine": (lambda a, b: along(affine, (a, b), 1), lambda: (p(3, 9, 2), r(3, 9, 2))),
+    "affine from the end": (lambda a, b: along(affine, (a, b), 1, True)[1], lambda: (p(3, 9, 2), r(3, 9, 2))),
+    "by name": (
+        lambda a, b: along(
+            lambda x, y: {"p": x["p"] * y["p"], "h": y["p"] * x["h"] + y["h"]}, {"p": a, "h": b}, 0
+        )["h"],
+        lambda: (p(7, 3), r(7, 3)),
+    ),
+    "log-sum-exp": (lambda s, x: along(online, (s, x), 1), lambda: (r(3, 9), p(3, 9))),
+    "running sums of running sums": (
+        lambda x: along(torch.add, along(torch.add, x, 1), 2),
+        lambda: (r(2, 5, 7),),
+    ),
+    "softmax behind": (lambda x: torch.softmax(along(torch.add, x, 1), -1), lambda: (r(3, 9),)),
+    "gates": (lambda h, a, x: scan(gated, h, (a, x), dim=1), lambda: (r(3), p(3, 9), r(3, 9))),
+    "gates from the end": (
+        lambda h, a, x: scan(gated, h, (a, x), dim=1, reverse=True),
+        lambda: (r(3, 2), p(3, 9, 2), r(3, 9, 2)),
+    ),
+    "a number": (lambda h, a, x: scan(gated, h, (a, x)), lambda: (r(), p(9), r(9))),
+    "one position": (lambda h, a, x: scan(gated, h, (a, x)), lambda: (r(4), p(1, 4), r(1, 4))),
+    "two states": (lambda h, g, x: scan(two, (h, g), x, dim=1), lambda: (r(3), r(3), r(3, 9))),
+    "max-plus": (
+        lambda h, s, x: scan(lambda h, x: (torch.maximum(h + x[0], x[1]), h * 2), h, (s, x)),
+        lambda: (r(4), r(7, 4), r(7, 4)),
+    ),
+    "a product with weights": (
+        lambda h, x, w: scan(lambda h, x: (0.5 * h + x @ w, (0.5 * h + x @ w).exp()), h, x),
+        lambda: (r(4), r(7, 3), r(3, 4)),
+    ),
+    "linear attention": (lambda h, *x: scan(memory, h, x), lambda: (r(4, 5), r(7, 4), r(7, 4), r(7, 5))),
+    "a transposed view": (lambda x: along(torch.maximum, x.mT, 2), lambda: (r(2, 9, 3),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_torch(name: str) -> None:
+    fn, inputs = CASES[name]
+    torch.manual_seed(0)
+    xs = inputs()
+    program = eq.from_torch(fn, *xs)
+    found = []
+    for each in (program, fn):
+        ys = [x.clone().requires_grad_() for x in xs]
+        out, form = pytree.tree_flatten(each(*ys))
+        torch.manual_seed(1)
+        total = sum((o * torch.randn(o.shape)).sum() for o in out)
+        found.append(([*out, *torch.autograd.grad(total, ys)], form))
+    assert found[0][1] == found[1][1]
+    for ours, theirs in zip(found[0][0], found[1][0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_of_one_length_runs_at_others() -> None:
+    program = eq.from_torch(CASES["gates"][0], *CASES["gates"][1]())
+    for rows, length in ((2, 40), (1, 1), (5, 3)):
+        xs = r(rows), p(rows, length), r(rows, length)
+        for ours, theirs in zip(program(*xs), scan(gated, xs[0], xs[1:], dim=1), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["affine from the end", "log-sum-exp", "gates from the end", "two states"])
+def test_they_are_scanned(name: str) -> None:
+    fn, inputs = CASES[name]
+    program = eq.from_torch(fn, *inputs())
+    assert "scan" in {plan.schedule for plan in program.kernel.plans()}
+
+
+def test_the_text_is_a_recurrence() -> None:
+    program = eq.from_torch(lambda a, b: along(affine, (a, b), 1)[1], p(3, 9), r(3, 9))
+    assert "scan2[j, i] = a[i, j] * scan2[j - 1, i] + b[i, j]" in program.source
+
+
+@pytest.mark.parametrize(
+    "combine, dtype", [(torch.add, torch.int64), (torch.mul, torch.int64), (torch.add, torch.float64)]
+)
+def test_dtypes(combine: Callable[..., Any], dtype: torch.dtype) -> None:
+    x = torch.randint(-3, 4, (3, 9)).to(dtype)
+    found = eq.from_torch(lambda x: along(combine, x, 1), x)(x)
+    assert found.dtype == dtype and torch.equal(found, along(combine, x, 1))
+
+
+def test_positions_of_integers() -> None:
+    x, places = r(3, 9), torch.arange(9).expand(3, 9).clone()
+
+    def fn(x: torch.Tensor, places: torch.Tensor) -> Any:
+        return along(greatest, (x, places), 1)[1]
+
+    assert torch.equal(eq.from_torch(fn, x, places)(x, places), fn(x, places))
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    xs = [x.bfloat16() for x in (r(3), p(3, 9), r(3, 9))]
+    _, found = eq.from_torch(CASES["gates"][0], *xs)(*xs)
+    _, exact = scan(gated, xs[0].float(), (xs[1].float(), xs[2].float()), dim=1)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, exact.bfloat16())
+
+
+OUTSIDE = r(4)
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "tanh": (lambda h, x: scan(lambda h, x: (torch.tanh(h + x), h * 2), h, x), "its step computes aten.tanh of the state"),
+    "all of an axis": (
+        lambda h, x: scan(lambda h, x: (h.mean() + x, h * 2), h, x), "its step reads the state at all of an axis"),
+    "another position": (
+        lambda h, x: scan(lambda h, x: (h.roll(1, 0) + x, h * 2), h, x), "its step computes aten.roll of the state"),
+    "states of one another": (
+        lambda h, x: scan(lambda h, x: ((h[0] + h[1] + x, h[0] - x), h[0] * 2), (h, h.clone()), x),
+        "its step makes two states of one another"),
+    "not in the language": (
+        lambda h, x: scan(lambda h, x: (h + torch.lgamma(x), h * 2), h, x), "aten.lgamma is not expressible"),
+    "extremes of integers": (
+        lambda h, x: along(torch.maximum, (x * 9).long(), 0), "its step is an extreme of integers"),
+    "a tensor by its name": (
+        lambda h, x: scan(lambda h, x: (h * OUTSIDE + x, h * 2), h, x), "its step reads 'OUTSIDE'"),
+    "pointwise on a CPU": (
+        lambda h, x: associative_scan(torch.add, x, 0), "combine_mode='pointwise'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_refused_with_the_reason(name: str) -> None:
+    fn, why = REFUSED[name]
+    with pytest.raises(EqfuseError) as raised:
+        eq.from_torch(fn, r(4), r(7, 4))
+    assert why in str(raised.value)
+
+
+def test_the_back_end_takes_scans() -> None:
+    def fn(h: torch.Tensor, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(scan(gated, h, (a, x), dim=1)[1]) * 2  # type: ignore[no-any-return]
+
+    eq.torch.report(reset=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="eqfuse", options={"rest": "aot_eager"})
+    found = []
+    xs = r(4), p(4, 300), r(4, 300)
+    above = r(4, 300)
+    for each in (compiled, fn):
+        ys = [x.clone().requires_grad_() for x in xs]
+        out = each(*ys)
+        found.append([out, *torch.autograd.grad(out, ys, above)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert "eqfuse took 1 of 1 regions" in str(eq.torch.report())
+
+
+def test_the_back_end_takes_associative_scans() -> None:
+    """The operator of `combine_mode="pointwise"`, which torch's own function has on a GPU alone. torch's gradient of it leaves out
+    what one tensor of the state has from another, so that the kernel is compared with the slices of "generic"."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        made = torch.ops.higher_order.associative_scan(
+            lambda a, b, c, d: [a * c, c * b + d], [a.T.contiguous(), b.T.contiguous()], ()
+        )
+        return made[1].T  # type: ignore[no-any-return]
+
+    eq.torch.report(reset=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="eqfuse", options={"rest": "aot_eager", "take": "always"})
+    found = []
+    xs, above = (p(4, 30), r(4, 30)), r(4, 30)
+    for each in (compiled, lambda a, b: along(affine, (a, b), 1)[1]):
+        ys = [x.clone().requires_grad_() for x in xs]
+        out = each(*ys)
+        found.append([out, *torch.autograd.grad(out, ys, above)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert "eqfuse took 1 of 1 regions" in str(eq.torch.report())
+
+
+def test_the_back_end_says_why_a_scan_is_left() -> None:
+    def fn(h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return scan(lambda h, x: (torch.tanh(h) + x, h * 2), h, x)[1]  # type: ignore[no-any-return]
+
+    eq.torch.report(reset=True)
+    torch._dynamo.reset()
+    xs = r(4), r(7, 4)
+    found = torch.compile(fn, backend="eqfuse", options={"rest": "aot_eager"})(*xs)
+    torch.testing.assert_close(found, fn(*xs))
+    assert "its step computes aten.tanh of the state" in str(eq.torch.report())
