@@ -203,6 +203,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
             bound=subject.bound,
             elsewhere=lambda sizes, number: stages(sizes, number + 1),
             beside=() if views is None else (prepared,),
+            fitted=None if views is None else views.fitted,
             limits=Limits(*subject.limits),
         )
         return certificate, passes_of((*tiles, *forms))

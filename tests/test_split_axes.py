@@ -239,6 +239,104 @@ def test_long_sequences_run_in_chunks_where_matrices_are_multiplied_fast() -> No
     assert compiler.predicted_in_chunks(made, asked) == float("inf")
 
 
+WINDOWS = {
+    "a sum": "y[i,j] = sum[k](where((k <= j) & (k > j - 32), x[i,k], 0))",
+    "a maximum": "y[i,j] = max[k <= j, k > j - 32](x[i,k])",
+    "a minimum of what follows": "y[i,j] = min[k >= j, k < j + 32](x[i,k])",
+    "a product": "y[i,j] = prod[k <= j, k >= j - 31](1 + x[i,k] / 64)",
+    "of several chunks": "y[i,j] = max[k <= j, k > j - 192](x[i,k])",
+    "of several chunks that follow": "y[i,j] = sum[k >= j, k < j + 192](x[i,k])",
+    "no power of two": "y[i,j] = sum[k <= j, k > j - 100](x[i,k])",
+    "with a mask of data": "y[i,j] = sum[k](where((k <= j) & (k > j - 32) & (ok[k] > 0), x[i,k], 0))",
+    "of positions": "y[i,j] = max[k <= j, k > j - 32](x[i,k] + k / 64)",
+    "a mean and a maximum": "y[i,j] = sum[k <= j, k > j - 32](x[i,k]) / 32 - max[k <= j, k > j - 32](x[i,k])",
+    "of what a sum makes": "y[i,j] = sum[k <= j, k > j - 32](sum[d](q[i,k,d] * q[i,k,d]))",
+}
+
+
+def of_windows(source: str, n: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    shapes = {"x": (3, n), "ok": (n,), "q": (3, n, 4)}
+    found = {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+    return {name: value for name, value in found.items() if f"{name}[" in source}
+
+
+@pytest.mark.usefixtures("in_chunks")
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_are_parts_of_chunks(name: str) -> None:
+    source = text_of(WINDOWS[name])
+    split = split_axes(parse(source))
+    assert split is not None
+    n = 5 * split.chunk(0) * (1 if split.chunk(0) == split.width else 2)
+    values = of_windows(source, n)
+    kernel = eq.compile(source, native="off")
+    found = kernel(**values)
+    expected = torch.from_numpy(eq.reference(source)(**values))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    assert kernel.certificate.ok and any("axes in chunks" in line for line in kernel.certificate.passes)
+
+
+@pytest.mark.usefixtures("in_chunks")
+def test_what_left_a_window_is_forgotten() -> None:
+    source = text_of(WINDOWS["a sum"])
+    values = of_windows(source, 256)
+    values["x"][:, 40], values["x"][:, 100] = torch.inf, torch.nan
+    found = eq.compile(source, native="off")(**values)
+    expected = torch.from_numpy(eq.reference(source)(**values)).float()
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-5, atol=1e-4)
+    assert found[:, 132:].isfinite().all()
+
+
+@pytest.mark.usefixtures("in_chunks")
+def test_gradients_of_sums_of_windows_are_windows() -> None:
+    source = text_of(WINDOWS["a sum"])
+    x = of_windows(source, 256)["x"].requires_grad_()
+    above = torch.randn(3, 256)
+    kernel = eq.compile(source, native="off")
+    (kernel(x=x) * above).sum().backward()
+    wanted = torch.nn.functional.pad(above, (0, 31)).unfold(1, 32, 1).sum(2)
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, wanted, rtol=1e-5, atol=1e-4)
+    assert "chunk" in str(kernel.backward.loops)
+
+
+@pytest.mark.usefixtures("in_chunks")
+@pytest.mark.parametrize("n", [250, 31, 33, 1])
+def test_windows_of_other_lengths_run_as_they_were(n: int) -> None:
+    source = text_of(WINDOWS["a maximum"])
+    kernel = eq.compile(source, native="off", verify=False)
+    values = of_windows(source, n)
+    torch.testing.assert_close(kernel(**values).double(), torch.from_numpy(eq.reference(source)(**values)))
+    assert "not in chunks: " in kernel.why_not()[-1] and f" has {n} positions" in kernel.why_not()[-1]
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        "max[k <= j, k > j - 8](x[i,k])",
+        "max[k <= j, k > j - 1024](x[i,k])",
+        "max[k <= j, k > j - 67](x[i,k])",
+        "max[k < j, k > j - 32](x[i,k])",
+        "max[k <= j, k > j - 32](x[i,k] * x[i,j])",
+        "argmax[k <= j, k > j - 32](x[i,k])",
+        "max[k <= j, k > j - 32](x[i,k]) + max[k <= j, k > j - 64](x[i,k])",
+        "max[k <= j, k > j - w](x[i,k])",
+    ],
+    ids=[
+        "narrow",
+        "wide",
+        "prime",
+        "without its end",
+        "of both positions",
+        "places",
+        "two widths",
+        "a scalar",
+    ],
+)
+def test_other_windows_are_left(window: str) -> None:
+    assert split_axes(parse(text_of(f"y[i,j] = {window}"))) is None
+
+
 MUTANTS = {
     "the own chunk twice": ("k_chunk < j_chunk", "k_chunk <= j_chunk"),
     "a chunk left out": ("k_chunk < j_chunk", "k_chunk + 1 < j_chunk"),
@@ -249,14 +347,28 @@ MUTANTS = {
     "no decay to the end of the chunk": ("k_1_in > k_in", "k_1_in < 0"),
     "a decay of the position too many": ("k_1_in > k_in", "k_1_in >= k_in"),
 }
+WRONG_WINDOWS = {
+    "one position more": ("k_in > j_in", "k_in >= j_in"),
+    "one position fewer": ("k_in > j_in", "k_in > j_in + 1"),
+    "the chunk before alone": ("k_in <= j_in", "k_in < 0"),
+    "without its own position": ("k_in <= j_in", "k_in < j_in"),
+    "the first chunk": ("x[i, j_chunk - 1, k_in]", "x[i, 0, k_in]"),
+    "the own chunk twice": ("x[i, j_chunk - 1, k_in]", "x[i, j_chunk, k_in]"),
+    "nothing of the first two chunks": ("j_chunk - 1 >= 0", "j_chunk - 2 >= 0"),
+}
+ALL_MUTANTS = {
+    **{name: (STRONG, mutant) for name, mutant in MUTANTS.items()},
+    **{f"of a window: {name}": (text_of(WINDOWS["a sum"]), mutant) for name, mutant in WRONG_WINDOWS.items()},
+}
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", ALL_MUTANTS)
 def test_mutants_of_programs_in_chunks_are_caught(name: str) -> None:
-    kernel = eq.compile(STRONG, verify=False)
+    source, (before, after) = ALL_MUTANTS[name]
+    kernel = eq.compile(source, verify=False)
     split = split_axes(kernel.program)
     assert split is not None
-    text, (before, after) = show_program(split.program), MUTANTS[name]
+    text = show_program(split.program)
     assert before in text
 
     def checked(text: str) -> None:

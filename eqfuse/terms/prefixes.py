@@ -185,6 +185,41 @@ def part_of(reduce: Reduce, extents: Extents) -> tuple[Prefix, Expr] | None:
     return found and (found[0], replaced(found[1], found[2]))
 
 
+@dataclass(frozen=True)
+class Window:
+    """At each position of the axis `at`, of the same extent, the last `width` positions of a reduced axis up to it; the first ones from it on where
+    it is `backwards`."""
+
+    at: str
+    width: int
+    backwards: bool
+
+
+def window_of(reduce: Reduce, extents: Extents) -> tuple[Window, Expr] | None:
+    """The window that a reduction is over, and what it has of each position there; None where it is over none."""
+    part = part_of(reduce, extents)
+    if part is None or part[0].behind or part[0].mirrored:
+        return None
+    prefix, body = part
+    for node in walk(body):
+        match node:
+            case Call("le" | "lt" | "ge" | "gt" as fn, sides):
+                before = prefix_where(call(OPPOSITE[fn], *sides), reduce.axis, extents)
+                if (
+                    before is not None
+                    and (before.at, before.backwards) == (prefix.at, prefix.backwards)
+                    and not before.mirrored
+                    and _leaves_nothing(reduce.op, body, node, False)
+                ):
+                    window = Window(prefix.at, before.behind, prefix.backwards)
+                    return window, folded(body, {node: True})
+    return None
+
+
+OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+"""The comparison that holds where another one does not."""
+
+
 def _parts(reduce: Reduce, extents: Extents) -> Iterator[tuple[Prefix, Expr, Mapping[Expr, Expr]]]:
     """The same for every mask, with names in place of folds over axes of this extent: they may be prefixes too."""
     found = fold_of(reduce.op)

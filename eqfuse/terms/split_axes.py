@@ -12,6 +12,13 @@ Time", 2022; of gated forms Yang and others, "Gated Linear Attention Transformer
 Decays `exp(A[j] - A[k])`, where A is a running sum or a position, are a product of three: from the position to the end of its chunk, from there to the
 start of the other chunk, and from there on. Each is the exponential of a part of the same sum, and no quotient of exponentials is taken.
 
+A window is the end of one chunk and the beginning of another one, with whole chunks between where it is wider than a chunk (van Herk, "A fast algorithm for
+local minimum and maximum filters", 1992, for any reduction). Both are prefixes, so that it takes as long as they do, however wide it is.
+
+    y[j] = sum[k <= j, k > j - width](x[k])
+
+ -> y[c, p] = sum[o](where(o > p, x[c-1, o], 0)) + sum[o](where(o <= p, x[c, o], 0))         in chunks of `width` positions
+
 It is done to the source, as axes are collapsed (terms/collapse_axes.py), which it is the opposite of: tensors are taken as views with one more dimension.
 """
 
@@ -20,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
 from typing import Literal
 
@@ -55,7 +62,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import axes_of
-from eqfuse.terms.prefixes import Extents, Prefix, alike, part_of
+from eqfuse.terms.prefixes import OPPOSITE, Extents, Prefix, Window, alike, part_of, window_of
 
 CHUNK = 64
 """Positions of a chunk at most: a tile of products of matrices."""
@@ -63,6 +70,8 @@ SHORTEST = 16
 """Positions of a chunk at least: fewer are no tile of products."""
 FEWEST = 4
 """Chunks at least: fewer are left as they are."""
+WIDEST = 512
+"""Positions of a window at most: what is verified is a few times as long."""
 
 
 def chunk_of(extent: int) -> int:
@@ -71,15 +80,32 @@ def chunk_of(extent: int) -> int:
     return next((count for count in range(most, 1, -1) if extent % count == 0), 1)
 
 
+def chunks_in(width: int) -> int:
+    """How many chunks a window of this width is, the fewest that are short enough."""
+    return next(count for count in range(-(-width // CHUNK), width + 1) if width % count == 0)
+
+
 @dataclass(frozen=True)
 class SplitAxes:
     """A `program` that says the same as `source`, with some axes in chunks: `axes` are those, each with that of the chunks and that of the positions
-    in one; `dims` are the dimensions of tensors and outputs along them."""
+    in one; `dims` are the dimensions of tensors and outputs along them; `width` is that of windows, 0 where there are none."""
 
     source: Program
     program: Program
     axes: Mapping[str, tuple[str, str]]
     dims: Mapping[str, tuple[int, ...]]
+    width: int = 0
+
+    def chunk(self, extent: int) -> int:
+        """How many positions each chunk has."""
+        return self.width // chunks_in(self.width) if self.width else chunk_of(extent)
+
+    def fitted(self, extents: Mapping[str, int]) -> dict[str, int]:
+        """Small extents that the program holds for, made of any: windows are a number of chunks, whose positions they tell."""
+        found = dict(extents)
+        if self.width:
+            found |= {axis: self.chunk(0) * (1 + extents[axis] % 3) for axis in self.axes if axis in extents}
+        return found
 
     def __str__(self) -> str:
         return ", ".join(f"{axis} as {chunk} and {place}" for axis, (chunk, place) in self.axes.items())
@@ -91,8 +117,8 @@ class SplitAxes:
 
     @property
     def few(self) -> dict[str, int]:
-        """Extents of the split axes to verify at: three chunks of three positions."""
-        return dict.fromkeys(self.axes, 9)
+        """Extents of the split axes to verify at: three chunks of three positions, or three windows."""
+        return dict.fromkeys(self.axes, 3 * self.width or 9)
 
     def fits(self, extents: Mapping[str, int]) -> bool:
         """Whether the axes have enough chunks of enough positions."""
@@ -101,7 +127,9 @@ class SplitAxes:
     def why_not(self, extents: Mapping[str, int]) -> str:
         """Why the axes have no chunks at these extents; empty where they have some."""
         axis = next(axis for axis in self.axes if axis in extents)
-        extent, chunk = extents[axis], chunk_of(extents[axis])
+        extent, chunk = extents[axis], self.chunk(extents[axis])
+        if self.width and extent % chunk:
+            return f"{axis} has {extent} positions, which are no chunks of {chunk}, as windows of {self.width} are"
         if extent < FEWEST * SHORTEST:
             return f"{axis} has {extent} positions, fewer than {FEWEST} chunks of {SHORTEST}"
         if chunk < SHORTEST:
@@ -115,7 +143,7 @@ class SplitAxes:
         found = {axis: extent for axis, extent in extents.items() if axis not in self.axes}
         for axis, (chunk, place) in self.axes.items():
             if axis in extents:
-                found[place] = chunk_of(extents[axis])
+                found[place] = self.chunk(extents[axis])
                 found[chunk] = extents[axis] // found[place]
         return found
 
@@ -130,7 +158,7 @@ class SplitAxes:
         before = len(shape) - self._rank(name)
         for dim in sorted(dims, reverse=True):
             extent = shape[before + dim]
-            found[before + dim : before + dim + 1] = [extent // chunk_of(extent), chunk_of(extent)]
+            found[before + dim : before + dim + 1] = [extent // self.chunk(extent), self.chunk(extent)]
         return tuple(found)
 
     def _rank(self, name: str) -> int:
@@ -146,8 +174,8 @@ class SplitAxes:
 
 @once
 def split_axes(program: Program) -> SplitAxes | None:
-    """The program with axes in chunks; None where no sum over a prefix has factors of both positions that come apart, or something is not said
-    by chunks."""
+    """The program with axes in chunks; None where no sum over a prefix has factors of both positions that come apart and nothing is over a window,
+    or something is not said by chunks."""
     program = program if program.strict_casts else _unrounded(program)
     extents, found = alike(program), reductions(*(output.expr for output in program.outputs))
     contracted = {
@@ -158,7 +186,8 @@ def split_axes(program: Program) -> SplitAxes | None:
     }
     for node in found:
         extent = extents.get(node.axis, node.axis)
-        if isinstance(extent, str) and _is_product(node, extents, node in contracted):
+        is_split = _is_product(node, extents, node in contracted) or _window(node, extents) is not None
+        if isinstance(extent, str) and is_split:
             try:
                 return _Splitting(program, extents, extent).made()
             except (_NotSplitError, EqfuseError, ValueError):
@@ -197,6 +226,15 @@ def _is_product(node: Reduce, extents: Extents, is_contracted: bool) -> bool:
         and any(axis in axes for axes in loads)
         and _is_separable(body, frozenset((axis, prefix.at)), extents)
     )
+
+
+def _window(node: Reduce, extents: Extents) -> tuple[Window, Expr] | None:
+    """The window of a reduction, which has the same of a position in every window; None of others, and of one that is short, or too wide."""
+    found = window_of(node, extents) if node.op in REDUCTIONS else None
+    if found is None or found[0].at in free_axes(found[1]):
+        return None
+    width = found[0].width
+    return found if SHORTEST <= width <= WIDEST and width // chunks_in(width) >= SHORTEST else None
 
 
 def _is_whole(prefix: Prefix) -> bool:
@@ -255,6 +293,7 @@ class _Splitting:
     extent: str
     axes: dict[str, tuple[str, str]] = field(default_factory=dict)
     domains: dict[str, str] = field(default_factory=dict)
+    width: int = 0
     _known: dict[tuple[Expr, tuple[tuple[str, Side], ...]], Expr] = field(default_factory=dict)
     _dims: dict[tuple[str, int], bool] = field(default_factory=dict)
 
@@ -299,7 +338,7 @@ class _Splitting:
             )
             for tensor in program.tensors
         }
-        return SplitAxes(program, made, axes, dims)
+        return SplitAxes(program, made, axes, dims, self.width)
 
     def _split(self, axes: Iterable[str]) -> tuple[str, ...]:
         return tuple(part for axis in axes for part in self.axes.get(axis, (axis,)))
@@ -339,6 +378,8 @@ class _Splitting:
             case Reduce(op, axis, body) if axis in self.axes:
                 if op not in REDUCTIONS:
                     raise _NotSplitError
+                if window_of(expr, self.all_extents) is not None:
+                    return self._over_window(expr, sides)
                 part = part_of(expr, self.all_extents)
                 if part is not None and _is_whole(part[0]):
                     return self._prefix(op, axis, *part, sides)
@@ -412,6 +453,32 @@ class _Splitting:
             return call("add", call("mul", Axis(chunk), self._size), Axis(place))
         after = call("mul", call("add", Axis(chunk), Const(1)), self._size)
         return call("sub", after, call("sub", self._size, Axis(place)))
+
+    def _over_window(self, expr: Reduce, sides: tuple[tuple[str, Side], ...]) -> Expr:
+        """A reduction over a window: that over the rest of the chunk where it begins, over the chunks between, and over a part of the own one.
+        Raises _NotSplitError for a second width, and for windows that are not divided."""
+        op, axis, found = expr.op, expr.axis, _window(expr, self.all_extents)
+        if found is None or self.width not in (0, found[0].width):
+            raise _NotSplitError
+        window, body = found
+        (chunk, place), (at_chunk, at_place) = self.axes[axis], self.axes[window.at]
+        self.width = window.width
+        rest = tuple(side for side in sides if side[0] not in (axis, window.at))
+        value = self._moved(self._visit(body, rest), chunk, at_chunk, {})
+
+        def part(condition: Expr | None, away: int) -> Expr:
+            at = call("add" if window.backwards else "sub", Axis(at_chunk), Const(away))
+            is_there = call("lt", at, Size(at_chunk)) if window.backwards else call("ge", at, Const(0))
+            conditions = [each for each in (is_there if away else None, condition) if each is not None]
+            found = substitute_axes(value, {at_chunk: at}) if away else value
+            return Reduce(op, place, only_where(reduce(partial(call, "and"), conditions), op, found))
+
+        own, other = Axis(place), Axis(at_place)
+        beyond, upto = ("lt", "ge") if window.backwards else ("gt", "le")
+        count = chunks_in(window.width)
+        between = [part(None, away) for away in range(count - 1, 0, -1)]
+        parts = [part(call(beyond, own, other), count), *between, part(call(upto, own, other), 0)]
+        return reduce(partial(call, COMBINE[op]), reversed(parts) if window.backwards else parts)
 
     def _prefix(
         self, op: str, axis: str, prefix: Prefix, body: Expr, sides: tuple[tuple[str, Side], ...]
@@ -488,8 +555,8 @@ class _Apart:
             match term.value:
                 case Reduce(
                     "sum", axis, Call("where", (Call(fn, (Axis(own), Axis(at))), body, Const(0)))
-                ) if own == axis and fn in _LEFT_OUT and fn.startswith("g") != self.backwards:
-                    rest = call("where", call(_LEFT_OUT[fn], Axis(axis), Axis(at)), body, Const(0))
+                ) if own == axis and fn in OPPOSITE and fn.startswith("g") != self.backwards:
+                    rest = call("where", call(OPPOSITE[fn], Axis(axis), Axis(at)), body, Const(0))
                     key = substitute_axes(body, {axis: Axis(_ANY)})
                     found.setdefault(key, []).append((place, Reduce("sum", axis, rest)))
         turned = list(terms)
@@ -500,7 +567,6 @@ class _Apart:
         return turned
 
 
-_LEFT_OUT = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 _ANY = "%"
 """Stands for the axis of a sum where two are compared."""
 

@@ -44,6 +44,10 @@ class Views:
         """Extents of axes of the source to verify at."""
         return self.shaped.few if self.shaped else {}
 
+    def fitted(self, extents: Mapping[str, int]) -> Mapping[str, int]:
+        """Small extents of axes of the source that the program holds for, made of any."""
+        return self.split.fitted(extents) if self.split else extents
+
     def extents(self, extents: Mapping[str, int]) -> dict[str, int]:
         """The extents of the axes of the program, from those of the source's."""
         found = dict(extents)

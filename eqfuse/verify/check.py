@@ -56,6 +56,7 @@ def check_stages(
     bound: float = REQUESTED,
     elsewhere: Elsewhere | None = None,
     beside: Sequence[Program] = (),
+    fitted: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None,
     limits: Limits | None = None,
 ) -> Certificate:
     """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
@@ -66,7 +67,7 @@ def check_stages(
     Unless `special` is "ignored", some trials have -inf in one input, and infinities and NaN are compared too
     (see `compare`). With `elsewhere`, its stages are also compared where a difference may show: at other sizes and
     integers, and on inputs at the thresholds of the program (see `eqfuse.verify.adversary`). `beside` are programs that stages
-    are made of, over other axes. `limits` are those of the environment by default.
+    are made of, over other axes; `fitted` makes extents that these hold for of others. `limits` are those of the environment by default.
     """
     given = scalars or {}
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
@@ -87,7 +88,9 @@ def check_stages(
                 str(expr) for expr, _ in constant_conditions(program, extents, integers)
             )
     if elsewhere is not None and stages:
-        _look_elsewhere(verification, program, elsewhere, stages, dtypes, given, special, seed)
+        _look_elsewhere(
+            verification, program, elsewhere, stages, dtypes, given, special, seed, fitted or dict
+        )
     if first is not None:
         verification.suppose(*first)
     return verification.certificate()
@@ -102,6 +105,7 @@ def _look_elsewhere(
     fixed: Mapping[str, object],
     special: Special,
     seed: int,
+    fitted: Callable[[Mapping[str, int]], Mapping[str, int]],
 ) -> None:
     """Compares stages with the program at other sizes and integers than those of these, on inputs at its thresholds."""
     unseen = Unseen((program,))
@@ -117,7 +121,7 @@ def _look_elsewhere(
         values = {**usual, **setting.integers, **fixed}
         least = setting.least[0] if setting.least else {}
         try:
-            found = small_extents(program, values, setting.choices(rng), least, setting.pinned)
+            found = fitted(small_extents(program, values, setting.choices(rng), least, setting.pinned))
         except EqfuseError:  # a read that is outside its tensor at these sizes
             continue
         size = volume(program, found)
