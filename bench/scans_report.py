@@ -97,6 +97,16 @@ def running(x: T, w: T, steps: T) -> T:
     return torch.stack(found, 1)
 
 
+def longest(t: Values) -> T:
+    """y = max(y + w, x), after each position."""
+    state = torch.full_like(t["x"][:, 0], -math.inf)
+    found = []
+    for at in range(t["x"].shape[1]):
+        state = torch.maximum(state + t["w"][:, at], t["x"][:, at])
+        found.append(state)
+    return torch.stack(found, 1)
+
+
 def twice_running(t: Values) -> T:
     """Of two values before: y = w y' / 2 - y'' / 4 + x."""
     h = g = torch.zeros_like(t["x"][:, 0])
@@ -210,6 +220,7 @@ PROGRAMS: dict[str, Scan] = {
     "of two values before": Scan(
         "y[i,k] = sigmoid(w[i,k]) * y[i,k-1] / 2 - y[i,k-2] / 4 + x[i,k]", twice_running, length=1024
     ),
+    "longest path, y = max(y + w, x)": Scan("y[i,k] = max(y[i,k-1] + w[i,k], x[i,k])", longest, length=1024),
     "sum of a window": Scan(
         f"{PREFIX}sum[k <= j, k > j - {WINDOW}](x[i,k])", lambda t: windows(t["x"], 0).sum(2)
     ),
@@ -239,6 +250,12 @@ PROGRAMS: dict[str, Scan] = {
         "y[i,j,e] = sum[k](where(k <= j, sum[d](q[i,j,d] * r[i,k,d]) * exp(a[i,j] - a[i,k]) * v[i,k,e], 0))",
         lambda t: masked(t["q"], t["r"], decays(-t["g"].abs())) @ t["v"],
         exact=lambda t: recurrent(t["q"], t["r"], t["v"], -t["g"].abs()),
+        **ATTENTION,
+    ),
+    "linear attention, its state": Scan(
+        "h[i,k,d,e] = h[i,k-1,d,e] + r[i,k,d] * v[i,k,e]\ny[i,k,e] = sum[d](q[i,k,d] * h[i,k,d,e])\nreturn y",
+        lambda t: masked(t["q"], t["r"]) @ t["v"],
+        exact=lambda t: recurrent(t["q"], t["r"], t["v"]),
         **ATTENTION,
     ),
     "gated linear attention": Scan(
@@ -328,7 +345,10 @@ def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
     """One program, called on fresh inputs."""
     length, rows = (scan.length // 16, max(1, scan.rows // 16)) if options.small else (scan.length, scan.rows)
     features = FEATURES // 8 if options.small else FEATURES
-    axes_of = shaped(parse(scan.text))
+    # A recurrence reads what it is given at copies of its axis: `k_1`.
+    axes_of = {
+        n: [str(axis).partition("_")[0] for axis in axes] for n, axes in shaped(parse(scan.text)).items()
+    }
     walked = {"k", "j", "l"} if scan.columns == "k" else {"j"} if name == "its gradient" else {"i", "k"}
     torch.manual_seed(options.seed or 0)
 
@@ -337,7 +357,7 @@ def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
             return along if axis in walked else wide if axis in ("d", "e") else count
 
         found = {
-            n: torch.randn([size(str(a)) for a in axes], device=options.device) for n, axes in axes_of.items()
+            n: torch.randn([size(of) for of in axes], device=options.device) for n, axes in axes_of.items()
         }
         return {n: t * (scan.scaled or {}).get(n, 1.0) for n, t in found.items()}
 
@@ -347,7 +367,7 @@ def row_of(name: str, scan: Scan, options: Options) -> dict[str, Any]:
     row: dict[str, Any] = {"program": name, "text": scan.text, "length": length, "rows": rows}
     kernel(**given[0])
     row |= in_turn(calls, given, options.device)
-    row["plan"], row["proved"] = repr(kernel.plan), bool(kernel.derivation.check())
+    row["merge"], row["proved"] = str(kernel.merge), bool(kernel.derivation.check())
     row["plan"] = kernel.plan.schedule + (", reassociated" if kernel.plan.form == "reassociated" else "")
     twice = [drawn(rows, 2 * length) for _ in range(3)]
     kernel(**twice[0])

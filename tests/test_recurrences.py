@@ -261,6 +261,16 @@ GRADIENTS: dict[str, tuple[str, Callable[[Values], T]]] = {
         "y[i,t] = where(t == 0, h0[i], a[i,t] * y[i,t-1] + b[i,t])",
         lambda v: stepped(STEPS["with a first value"][2], 0.0, v),
     ),
+    "longest path": (
+        "y[i,t] = max(y[i,t-1] + a[i,t], b[i,t])",
+        lambda v: stepped(lambda h, t, v: torch.maximum(h + v["a"][:, t], v["b"][:, t]), -math.inf, v),
+    ),
+    "shortest path from the last position": (
+        "y[i,t] = min(y[i,t+1] + a[i,t], b[i,t])",
+        lambda v: stepped(
+            lambda h, t, v: torch.minimum(h + v["a"][:, t], v["b"][:, t]), math.inf, v, backwards=True
+        ),
+    ),
     "recurrence of two values": (f"y[i,t] = {SECOND.replace('h', 'y')}", second),
     "product": (f"{PREFIX}y[i,j] = prod[k](where(k <= j, b[i,k], 1))", lambda v: v["b"].cumprod(1)),
     "product from the end": (
@@ -329,6 +339,15 @@ def test_gradients_of_prefixes(name: str, dtype: torch.dtype) -> None:
         found, wanted = derived(name, values(3, 40, dtype), by)
         for each in by:
             torch.testing.assert_close(found[each].double(), wanted[each], rtol=tolerance, atol=tolerance)
+
+
+def test_both_sides_of_a_longest_path_get_half_where_they_are_equal() -> None:
+    a, b = torch.tensor([[0.0, 1.0, 2.0]]).requires_grad_(), torch.tensor([[1.0, 2.0, 0.0]]).requires_grad_()
+    y = eq.compile("y[i,t] = max(y[i,t-1] + a[i,t], b[i,t])\nreturn y", native="off")(a=a, b=b)
+    assert isinstance(y, T)
+    y.sum().backward()
+    assert a.grad is not None and a.grad.tolist() == [[0.0, 1.0, 1.0]]
+    assert b.grad is not None and b.grad.tolist() == [[2.0, 1.0, 0.0]]
 
 
 @pytest.mark.parametrize("name", ["log-sum-exp", "log-sum-exp from the end"])

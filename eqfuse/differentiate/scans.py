@@ -42,7 +42,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.prefixes import Prefix, prefix_where, scanned
-from eqfuse.terms.recurrences import AFFINE, SECOND
+from eqfuse.terms.recurrences import AFFINE, EXTREMES, SECOND, Law
 
 ONE, ZERO = Const(1), Const(0)
 
@@ -84,13 +84,14 @@ class Scans:
         step."""
         is_affine, is_extreme = step.op == f"{AFFINE.fold}.h", step.op in ("max", "min")
         is_second = step.op == f"{SECOND.fold}.h"
+        longest = {f"{law.fold}.h": law for law in EXTREMES.values()}.get(step.op)
         if not self._are_some or len(step.over) != 1:
             return None
-        if not (is_affine or is_second or is_extreme or step.op == "prod"):
+        if not (is_affine or is_second or is_extreme or longest or step.op == "prod"):
             return None
         value = step.value
         found = scanned(value, self.steps.alike) if isinstance(value, Reduce) else None
-        if found is None or (is_extreme or is_second) and found.prefix.exclusive:
+        if found is None or (is_extreme or is_second or longest) and found.prefix.exclusive:
             return None
         prefix, (k,) = found.prefix, step.over
         if is_extreme and prefix.mirrored:
@@ -103,6 +104,8 @@ class Scans:
         terms = _first_seen(expression(cotangent), prefix, k)
         if is_second:
             return self._second(step, own, prefix, parts, terms)
+        if longest:
+            return self._longest(step, own, prefix, parts, terms, longest)
 
         def ratio(here: Expr, to: Expr) -> Expr:
             if not is_extreme:
@@ -151,6 +154,28 @@ class Scans:
             for part, value in zip(parts[:2], before, strict=True)
         ]
         return [*found, (own, parts[4], (Monomial(UNIT.number, {carried: 1}),))]
+
+    def _longest(
+        self, step: Step, own: Step, prefix: Prefix, parts: Sequence[Expr], terms: Expr, law: Law
+    ) -> list[Contribution]:
+        """Of h = max(h' + p, q), or of a minimum, the share of each side: all of the one that is taken, half of both where they are equal."""
+        (k,) = step.over
+        longer = call("add", self._before(step, own, prefix, parts, law.identity), parts[0])
+        beyond = call("gt" if law is EXTREMES["maximum"] else "lt", longer, parts[1])
+        half = call("where", call("eq", longer, parts[1]), Const(0.5), ZERO)
+        taken = self.steps.add(
+            Step(self.steps.names.fresh(f"{step.name}_taken"), own.loops, call("where", beyond, ONE, half))
+        ).itself
+
+        def ratio(here: Expr, to: Expr) -> Expr:
+            return substitute_axes(taken, {k: here})
+
+        carried = self._carried(step.name, own, k, not prefix.backwards, ratio, terms)
+        left = call("sub", ONE, taken)
+        return [
+            (own, parts[0], (Monomial(UNIT.number, _powers(carried, taken)),)),
+            (own, parts[1], (Monomial(UNIT.number, _powers(carried, left)),)),
+        ]
 
     def _before(
         self, step: Step, own: Step, prefix: Prefix, parts: Sequence[Expr], nothing: Sequence[Expr]
