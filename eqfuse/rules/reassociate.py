@@ -597,7 +597,9 @@ class Orders:
             if not members & varying:
                 return _Part(cost, value, left)
             stored = STORED * self.size(left)
-            fold = value.args[0] if isinstance(value, Call) else value
+            fold = value
+            while isinstance(fold, Call):  # a mean of some axes
+                fold = fold.args[0]
             walked = had & self.visited(fold) if isinstance(fold, Reduce) else had
             visited = self.size(walked) * (OF_SEVERAL if is_of_several else 1.0)
             return _Part(cost + visited + stored, value, left)
@@ -667,8 +669,10 @@ def completed(value: Expr, block: Block) -> Expr:
 
 def sum_over(value: Expr, axes: Collection[str], block: Block) -> Expr:
     """The sum of a product over some axes of a block, or their mean."""
-    for axis in reversed([axis for axis in block.axes if axis in axes]):
+    summed = [axis for axis in block.axes if axis in axes]
+    for axis in reversed(summed):
         value = Reduce("sum", axis, value)
+    for axis in summed:
         value = call("div", value, Size(axis)) if axis in block.counts else value
     return value
 
