@@ -30,6 +30,7 @@ from itertools import combinations, product
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.rules.closed_forms import MOST_POSITIONS, conjuncts, total
 from eqfuse.terms.dtypes import LIMITS
+from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -316,9 +317,11 @@ def selected(block: Block, dtypes: Mapping[str, str]) -> Block:
     for axis in sorted(block.axes, reverse=True):
         for place, factor in enumerate(block.factors):
             found = _selection(factor, axis, dtypes)
-            if found is None:
+            if found is None or axis in rank_axes(*block.factors):
                 continue
             at, inside, rest = found
+            if reductions(at):
+                continue  # the checker reads positions off texts, in which it follows no reduction
             factors = (*block.factors[:place], *rest, *block.factors[place + 1 :])
             if free_axes(at) & {each.axis for each in reductions(*factors)}:
                 continue  # a sum inside is over an axis of that position, and no rule renames it
