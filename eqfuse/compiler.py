@@ -31,7 +31,7 @@ from eqfuse.loops.printer import show as show_nest
 from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
 from eqfuse.rules.egraph.saturate import Report
-from eqfuse.rules.reassociate import reassociated
+from eqfuse.rules.reassociate import reassociated, with_copies
 from eqfuse.rules.scope import current
 from eqfuse.terms.collapse_axes import Layouts, with_views
 from eqfuse.terms.extents import with_computed
@@ -83,6 +83,7 @@ def derive(
         else:
             program = _with_integers_of(program, made_of)
         check_indices(program, program_dtypes(program))
+        program = with_copies(program)
     logs.show("program", "program", lambda: show_program(program))
     with timings.stage("derive"):
         derived = rederived(program, timings)

@@ -136,7 +136,7 @@ class Derived:
         from eqfuse.rules.states import axis_order
 
         prepared = axis_order(replace(self.program, outputs=self.outputs))
-        return tuple(dict.fromkeys((*prepared, *axis_order(self.program))))
+        return tuple(dict.fromkeys((*prepared, *axis_order(self.program), *self.program.domains)))
 
     def form(self, plan: Plan | None) -> tuple[Output, ...]:
         """The outputs in the form that a plan runs."""

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from eqfuse.proof.elaborate import reading
-from eqfuse.proof.positions import conjuncts, selects
+from eqfuse.proof.positions import AxisNames, conjuncts, selects
+from eqfuse.proof.syntax import Term, term
 from eqfuse.proof.totals import totals
 from eqfuse.terms.parser import parse
 
@@ -110,3 +111,48 @@ def test_a_closed_form_is_compared_with_its_sum(summed: str, result: str) -> Non
 @pytest.mark.parametrize(("summed", "result"), NO_SUMS)
 def test_what_is_no_closed_form_is_refused(summed: str, result: str) -> None:
     assert not is_total(summed, result)
+
+
+RENAMED = [
+    ("sum[j](a[i, j] * b[j])", "sum[j_1](a[i, j_1] * b[j_1])"),
+    ("sum[j](a[i, j] * b[j])", "sum[l](a[i, l] * b[l])"),  # of the same extent
+    ("max[l](a[i, l] + N(l))", "max[j](a[i, j] + N(l))"),
+    ("sum[j](b[j] * max[k](a[j, k]))", "sum[j_7](b[j_7] * max[k](a[j_7, k]))"),
+    ("sum[j](b[j] * sum[j](b[j]))", "sum[j_1](b[j_1] * sum[j](b[j]))"),
+]
+NOT_RENAMED = [
+    ("sum[j](a[i, j] * b[j])", "sum[k](a[i, k] * b[k])"),  # of another extent
+    ("sum[j](a[i, j] * b[j])", "sum[i](a[i, i] * b[i])"),  # captures a free axis
+    ("sum[j](b[j] * sum[l](a[j, l]))", "sum[l](b[l] * sum[l](a[l, l]))"),  # bound by the sum inside
+    ("sum[j](sum[l](a[j, l]))", "sum[l](sum[l](a[l, l]))"),  # two names become one
+    ("sum[j](a[i, j] * b[j])", "sum[j_1](a[i, j_1] * b[i])"),
+    ("sum[j](a[i, j] * b[j])", "max[j_1](a[i, j_1] * b[j_1])"),
+    ("sum[j](a[i, j] * b[j])", "sum[j_1](c[i, j_1] * b[j_1])"),
+    ("sum[j](a[i, j] * N(j))", "sum[j_1](a[i, j_1] * N(j_1))"),  # of which the program has no size
+    ("sum[j](a[i, j] * b[j])", "sum[q_1](a[i, q_1] * b[q_1])"),  # of an axis that it has not
+    ("sum[j](a[i, j] * b[j])", "sum[x](a[i, x] * b[x])"),  # a scalar
+]
+NAMES = AxisNames.of(parse("x: f32\nl: axis[j]\ny[i] = sum[j](sum[l](a[i,j] * a[i,l] * x)) + sum[k](b[k])"))
+
+
+def folds(*texts: str) -> list[Term]:
+    copies = "j_1: axis[j]\nj_7: axis[j]\nl: axis[j]\n"
+    return [reading(parse(f"{copies}y[i] = {text}").outputs[0].expr) for text in texts]
+
+
+@pytest.mark.parametrize("case", RENAMED, ids=lambda case: " is ".join(case))
+def test_an_axis_may_have_another_name_of_its_extent(case: tuple[str, str]) -> None:
+    assert NAMES.is_renamed(*folds(*case))
+
+
+@pytest.mark.parametrize("case", NOT_RENAMED, ids=lambda case: " is not ".join(case))
+def test_no_name_captures_or_has_another_extent(case: tuple[str, str]) -> None:
+    assert not NAMES.is_renamed(*folds(*case))
+
+
+def test_names_of_parts_stay_with_them() -> None:
+    """A fold over a part of an axis is none over another part, or over all of another axis."""
+    whole, other = folds("sum[j](b[j])", "sum[j_1](b[j_1])")
+    part = term("Red", ("sum", "j_1", "A"), other.args)
+    assert NAMES.is_renamed(whole, other)
+    assert not NAMES.is_renamed(whole, part) and not NAMES.is_renamed(part, whole)

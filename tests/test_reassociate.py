@@ -12,9 +12,10 @@ import torch
 import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.errors import EqfuseError, VerificationError
-from eqfuse.rules.reassociate import reassociated, roundings, runners_up, visited
+from eqfuse.rules.reassociate import reassociated, roundings, runners_up, visited, with_copies
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import (
+    Axis,
     Call,
     Const,
     Expr,
@@ -22,6 +23,7 @@ from eqfuse.terms.nodes import (
     Output,
     Reduce,
     children,
+    free_axes,
     rebuild,
     substitute_axes,
     walk,
@@ -77,8 +79,9 @@ SHORT = {"d": 16, "e": 16, "r": 4, "b": 32}
 
 
 def outputs_of(text: str, mode: str = "bounded", **sizes: int) -> tuple[Output, ...]:
-    program = replace(parse(text), reassociate=mode)  # type: ignore[arg-type]
+    program = with_copies(replace(parse(text), reassociate=mode))  # type: ignore[arg-type]
     extents = {axis: sizes.get(axis, SHORT.get(axis, 256)) for axis in sized_axes(program)}
+    extents |= {copy: extents[axis] for copy, axis in program.domains.items()}
     return reassociated(program, extents)
 
 
@@ -160,6 +163,105 @@ def test_a_product_that_is_there_twice_is_computed_once(text: str) -> None:
     want = torch.as_tensor(eq.reference(text)(a=a.double(), b=b.double())).float()
     torch.testing.assert_close(kernel(a=a, b=b), want, rtol=1e-3, atol=1e-2)
     assert kernel.plan.order and kernel.certificate.ok and kernel.derivation.check(text)
+
+
+NORM = "y = sum[i](sum[k](sq(sum[e](a[i,e] * b[e,k]))))"
+TWO_SUMS = "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * sum[j](c[j] * d[j,k]))"
+NAMED = {
+    NORM: ("free", "sum[e, e_1](sum[i](a[i, e] * a[i, e_1]) * sum[k](b[e, k] * b[e_1, k]))"),
+    "y = sqrt(mean[i](sum[k](sq(-2 * mean[e](a[i,e] * b[e,k])))))": (
+        "free",
+        "sqrt(sum[e, e_1](sum[i](a[i, e] * a[i, e_1]) * sum[k](b[e, k] * b[e_1, k])) / N(e) * -2 * -2 / N(e) / N(i))",
+    ),
+    TWO_SUMS: (
+        "bounded",
+        "sum[j](a[i, j] * sum[k](b[j, k] * sum[j_1](c[j_1] * d[j_1, k])))",
+    ),
+    "y[i] = sum[k](mean[j](a[i,j] * b[j,k]) * mean[j](c[j] * d[j,k]))": (
+        "bounded",
+        "sum[j](a[i, j] * sum[k](b[j, k] * sum[j_1](c[j_1] * d[j_1, k]))) / N(j) / N(j)",
+    ),
+    "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * sum[j](z[k]))": (
+        "bounded",
+        "sum[j](a[i, j] * sum[k](b[j, k] * z[k])) * N(j)",
+    ),
+    "y[j] = sum[k](c[j,k] * sum[l](b[k,l] * sum[j](a[j,l] * z[j])))": ("bounded", ""),
+    "y[r,e] = sum[j](where(p[r] == j, w[j] * sum[r](z[r,j,e]), 0))": (
+        "bounded",
+        "where(0 <= p[r] and p[r] < N(j), w[p[r]] * sum[r_1](z[r_1, p[r], e]), 0)",
+    ),
+}
+"""Sums that bind one name at two places, of a square or of a position too: the second has another name. The last but one needs none."""
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_an_axis_that_is_bound_twice_has_two_names(text: str) -> None:
+    mode, wanted = NAMED[text]
+    found = outputs_of(text, mode)
+    assert [show(output.expr) for output in found] == ([wanted] if wanted else [])
+    sizes = {axis: SHORT.get(axis, 256) for axis in sized_axes(parse(text))}
+    kernel = eq.compile(text, target="cpu", native="off", sizes=sizes, reassociate=mode)  # type: ignore[arg-type]
+    program = kernel.program
+    rng = torch.Generator().manual_seed(0)
+    for other in ({}, dict.fromkeys(sizes, 1), {"k": 0, "e": 5}):
+        own = {axis: other.get(axis, size) for axis, size in sizes.items()}
+        given = {
+            t.name: torch.randint(-9, 300, [own[a or ""] for a in t.axes], generator=rng)
+            if t.name in program.integer_tensors
+            else torch.randn([own[a or ""] for a in t.axes], generator=rng)
+            for t in program.tensors
+        }
+        exact = {n: t.double() if t.is_floating_point() else t for n, t in given.items()}
+        want = torch.as_tensor(np.asarray(eq.reference(text)(**exact)))
+        got = kernel(**given)
+        assert other or bool(kernel.plan.order) is bool(wanted)
+        close = {"rtol": 1e-4, "atol": 1e-4 * float(want.abs().max()) if want.numel() else 0.0}
+        torch.testing.assert_close(got, want.to(got.dtype), equal_nan=True, **close)
+    assert kernel.refused is None and kernel.certificate.ok
+    again = eq.Derivation.from_json(kernel.derivation.to_json())
+    for derivation in (kernel.derivation, again):
+        verdict = derivation.check(text)
+        assert verdict, verdict.why
+        assert not derivation.proof.gaps and ("rename-axis" in derivation.rules) == ("_1" in wanted)
+
+
+def test_the_norm_of_a_product_may_cancel_and_is_asked_for() -> None:
+    """`a b` is 1e-3 where its terms are 1: of the difference of their squares no digit is left."""
+    kernels = [
+        eq.compile(NORM, target="cpu", native="off", sizes={"i": 256, "e": 2, "k": 256}, reassociate=mode)  # type: ignore[arg-type]
+        for mode in ("bounded", "free")
+    ]
+    a = torch.stack([torch.ones(256), torch.full((256,), 1 + 1e-5)], 1)
+    b = torch.stack([torch.ones(256), -torch.ones(256)])
+    exact = (a.double() @ b.double()).square().sum()
+    errors = [float(abs(kernel(a=a, b=b) - exact) / exact) for kernel in kernels]
+    assert errors[0] < 1e-2 < errors[1]
+    assert 'reassociate="free" takes it' in "".join(kernels[0].why_not()) and kernels[1].plan.order
+
+
+def test_a_square_by_a_product_is_one_too() -> None:
+    assert not outputs_of("y = sum[i](sum[k](sum[e](a[i,e] * b[e,k]) * c[k] * sum[e](a[i,e] * b[e,k])))")
+
+
+def test_other_names_are_not_those_of_the_program() -> None:
+    """`e_1` is a tensor, and `e_2` an axis of another extent."""
+    text = "y = sum[i](sum[k](sq(sum[e](e_1[i,e] * b[e,k])))) + sum[e_2](z[e_2])"
+    kernel = eq.compile(
+        text, target="cpu", native="off", sizes={"i": 256, "e": 4, "k": 256, "e_2": 9}, reassociate="free"
+    )
+    assert "e_3" in str(kernel.loops) and kernel.derivation.check(text)
+    a, b, z = torch.randn(50, 4), torch.randn(4, 60), torch.randn(7)
+    torch.testing.assert_close(
+        kernel(e_1=a, b=b, z=z), (a @ b).square().sum() + z.sum(), rtol=1e-4, atol=1e-3
+    )
+
+
+def test_a_rank_is_no_position_that_a_mask_selects() -> None:
+    text = "r: axis[4]\nv[t,r], e[t,r] = topk[x,r](s[t,x])\ny[t] = sum[r](where(r == p[t], v[t,r], 0))"
+    s, p = torch.randn(5, 9), torch.tensor([0, 1, 3, 4, -2])
+    best = s.topk(4).values
+    want = torch.where((p >= 0) & (p < 4), best[torch.arange(5), p.clamp(0, 3)], 0)
+    torch.testing.assert_close(eq.compile(text, target="cpu", native="off")(s=s, p=p)[-1], want)
 
 
 def test_sizes_decide() -> None:
@@ -309,6 +411,8 @@ def _mutations(node: Expr) -> Iterator[Expr]:
         case Reduce("sum", axis, body):
             yield Reduce("max", axis, body)
             yield substitute_axes(body, {axis: Const(0)})
+            for other in sorted(free_axes(body) - {axis}):  # two axes of one name
+                yield Reduce("sum", axis, substitute_axes(body, {axis: Axis(other)}))
             yield Call("mul", (node, Const(2)))
         case Call("mul", (left, right)):
             yield left
@@ -343,7 +447,7 @@ def _mutants(expr: Expr) -> Iterator[Expr]:
 
 WRONG = [
     (text, place)
-    for text in (MEAN, CHAIN, LOW_RANK, BIAS, ONE_HOT, PART)
+    for text in (MEAN, CHAIN, LOW_RANK, BIAS, ONE_HOT, PART, TWO_SUMS)
     for place, _ in enumerate(_mutants(outputs_of(text)[0].expr))
 ]
 

@@ -162,6 +162,7 @@ REASSOCIATED = (
     "y[i] = sum[o](sum[k](sum[j](a[i,j] * b[j,k]) * c[k]))",
     "y[i] = sum[j](where((j == p[i]) & (i < 9), -(x[j] + sum[k](a[j,k] * b[k])), 0) * z[j])",
     "y[i] = sum[j](where(j <= i, x[i] * z[i], 0))",
+    "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * sum[j](c[j] * d[j,k]))",
 )
 """Programs whose sums and products have a cheaper order."""
 

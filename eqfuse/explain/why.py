@@ -28,7 +28,7 @@ from eqfuse.proof.syntax import Term
 from eqfuse.proof.trace import PlanTerms, group_claim
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.merge_search import derive_group
-from eqfuse.rules.reassociate import WORTH, reassociated, roundings, runners_up, visited
+from eqfuse.rules.reassociate import WORTH, reassociated, roundings, runners_up, visited, with_copies
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.tables.rescale import RESCALE
 from eqfuse.terms.nodes import (
@@ -106,8 +106,8 @@ class Unbounded:
         text = "\n".join(_order_lines(self.order))
         return (
             f"an order of sums and products that costs {self.share:.2g} of the one that runs is not taken, for its rounding:\n{text}\n"
-            f"it has {found:.3g} roundings on the way to an output, as written there are {written:.3g}, or sums apart what is exact "
-            'and cancels;\nreassociate="free" takes it'
+            f"it has {found:.3g} roundings on the way to an output, as written there are {written:.3g}, or sums apart what "
+            'cancels, as exact terms or those of a square do;\nreassociate="free" takes it'
         )
 
 
@@ -426,9 +426,10 @@ def unbounded(program: Program, plan: Plan) -> tuple[Unbounded, ...]:
     """A cheaper order that its rounding keeps from being taken."""
     if program.reassociate == "free" or plan.form == "written":
         return ()
-    extents = _extents(program, plan)
-    order = reassociated(replace(program, reassociate="free"), extents)
-    share = _share(program, plan, order, extents)
+    anywhere = with_copies(replace(program, reassociate="free"))
+    extents = _extents(anywhere, plan)
+    order = reassociated(anywhere, extents)
+    share = _share(anywhere, plan, order, extents)
     if share > WORTH or order == reassociated(program, extents):
         return ()
     return (Unbounded(order, share, (roundings(order, extents), roundings(program.outputs, extents))),)

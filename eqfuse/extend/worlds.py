@@ -80,6 +80,10 @@ class World:
                     self.values[large] = self.domain.call("add", [least, gap])
         self._define_moments()
         self._define_masks()
+        for name, args in self.facts:
+            match name, args:
+                case "renamed", [fold, ast.Name(id=other)]:
+                    self.values[other] = self.value(fold)
         for node in self.conditions:
             match node:
                 case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
@@ -371,6 +375,8 @@ class World:
                 case "selects", [mask, value, inside, read]:
                     count = np.sum(mask > 0, along, keepdims=True)
                     return _every((count == (inside > 0)) & (~(mask > 0) | _close(value, read)))
+                case "renamed", [fold, other]:
+                    return _agree(fold, other)
                 case "totals", [value, total]:
                     return _agree(total, np.sum(value, along, keepdims=True))
                 case "masked", [value, mask]:

@@ -121,14 +121,14 @@ class _Context:
     def of(plan: Plan, program: Program) -> _Context:
         outputs = [output for kernel in plan.kernels for output in kernel.outputs]
         tensors = {tensor.name for tensor in program.tensors} | {output.name for output in outputs}
-        axes = set(program.domains) | {axis for kernel in plan.kernels for axis in _plan_axes(kernel)}
+        own = {axis for kernel in plan.kernels for axis in _plan_axes(kernel)}
         return _Context(
             inputs=frozenset(tensor.name for tensor in program.tensors),
             outputs=tuple(output.name for output in program.outputs),
             tensors=tensors,
             scalars=frozenset(program.scalars),
-            axes=axes,
-            aliases=dict(program.domains),
+            axes={*own, *program.domains},
+            aliases={axis: of for axis, of in program.domains.items() if axis in own},
             known=(ascending(program), longer(program)),
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.proof.elaborate import free_names
 from eqfuse.proof.nodes import Chain, Differ, Equal, Fact, Holds, Inference, Premise, Proof, Step, rests_on
-from eqfuse.proof.positions import conjuncts, selects
+from eqfuse.proof.positions import AxisNames, conjuncts, selects
 from eqfuse.proof.syntax import Term, instance, number, replaced_at, subterm, term, walk, word_instance
 from eqfuse.proof.totals import totals
 from eqfuse.rules.catalogue import EVERY
@@ -186,7 +186,7 @@ class Ground:
 
     `values` gives what names stand for, `scalars` the run-time scalars, `states` the values over parts that a merge
     may use, `split` the axis that has parts (any, where that is None), `exponents` those that the program has, `integers` the
-    tensors and scalars that hold integers.
+    tensors and scalars that hold integers, `axes` the names that axes have and may have.
     """
 
     values: Mapping[str, Term] = field(default_factory=dict)
@@ -195,6 +195,7 @@ class Ground:
     split: str | None = None
     exponents: Collection[Term] = ()
     integers: Collection[str] = ()
+    axes: AxisNames = field(default_factory=AxisNames)
 
     def holds(self, relation: str, args: tuple[Argument, ...]) -> bool:
         """Whether a fact is true by the structure of what it is about."""
@@ -215,7 +216,8 @@ class Ground:
             case (("positive" | "nonneg"), (Term(head="Leaf", words=(text,)),)):
                 return text.startswith("N(") and text[2:-1].isidentifier()
             case "count", (Term(head="Leaf", words=(text,)), str(axis), "ALL"):
-                return text == f"N({axis})"
+                counted = text.removeprefix("N(").removesuffix(")")
+                return text == f"N({counted})" and self._have_one_extent(axis, counted)
             case "both", (
                 Term(head="Leaf", words=(text,)),
                 Term(head="Leaf", words=(one,)),
@@ -230,6 +232,8 @@ class Ground:
                 str(axis),
             ):
                 return selects(text, value, inside, read, axis, self.integers, self.scalars)
+            case "renamed", (Term() as fold, Term() as other):
+                return self.axes.is_renamed(fold, other)
             case "totals", (Term() as value, Term() as result, str(axis)):
                 return totals(value, result, axis, self.integers, self.scalars)
             case "scalar", (Term(head="Leaf", words=(text,)),):
@@ -239,6 +243,9 @@ class Ground:
             case "unproved", (Term() as a,):
                 return a in self.exponents
         return False
+
+    def _have_one_extent(self, axis: str, other: str) -> bool:
+        return axis == other or None is not self.axes.extent(axis) == self.axes.extent(other)
 
 
 @dataclass

@@ -38,6 +38,7 @@ from eqfuse.proof.nodes import (
     has_casts,
     inferences,
 )
+from eqfuse.proof.positions import AxisNames
 from eqfuse.proof.syntax import Term, term, walk
 from eqfuse.proof.trial import Untried, tried
 from eqfuse.rules.rule import Rule
@@ -297,7 +298,9 @@ class _Examiner:
         program = self.program
         declared = (tensor.name for tensor in program.tensors if tensor.dtype in INTEGERS)
         integers = frozenset({*program.integers, *program.integer_tensors, *declared})
-        ground = Ground(scalars=program.scalars, exponents=exponents, integers=integers)
+        ground = Ground(
+            scalars=program.scalars, exponents=exponents, integers=integers, axes=AxisNames.of(program)
+        )
         replay = Replay(self.rules, ground)
         for output, (_, _, definition) in zip(self.proof.outputs, defined, strict=True):
             if output.definition is not definition:

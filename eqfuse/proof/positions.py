@@ -1,12 +1,19 @@
-"""Masks that select one position of an axis, read off the texts of leaves: what a checker takes as given of them."""
+"""Masks that select one position of an axis, and other names of axes, read off the texts of leaves: what a checker takes as given of them."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, permutations
 
+from eqfuse.names import Names
 from eqfuse.proof.elaborate import free_names
 from eqfuse.proof.syntax import Term
+from eqfuse.terms.folds import is_ranked
+from eqfuse.terms.nodes import Program
+from eqfuse.terms.parser import sized_axes, spare_axes
+from eqfuse.terms.prefixes import Extents, alike
 from eqfuse.terms.python import parsed
 
 
@@ -53,6 +60,72 @@ def selects(
     return conjuncts(inside) == conjuncts(wanted) and _Moved(axis, at).same(value, read)
 
 
+MOST_WAYS = 720
+"""Ways to name the axes of a term that are compared."""
+
+
+@dataclass(frozen=True)
+class AxisNames:
+    """The `axes` of a program, which of them have one extent, and all `names` that it gives a meaning. A name `j_1` that is none of these
+    is one more for axis `j`."""
+
+    axes: frozenset[str] = frozenset()
+    extents: Extents = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(program: Program) -> AxisNames:
+        """Those of a program, without the names that it has for orders alone."""
+        known = {*sized_axes(program), *program.domains.values(), *program.lengths}
+        axes = frozenset(known - spare_axes(program).keys())
+        tensors, outputs = (t.name for t in program.tensors), (o.name for o in program.outputs)
+        return AxisNames(axes, alike(program), axes.union(program.scalars, tensors, outputs))
+
+    def extent(self, name: str) -> int | str | None:
+        """What all axes of one extent have in common; None of a name of no axis."""
+        if name not in self.names:
+            name, _, number = name.rpartition("_")
+            if not number.isdecimal():
+                return None
+        return self.extents.get(name, name) if name in self.axes else None
+
+    def root(self, name: str) -> str:
+        """The axis of the program of which this is a name."""
+        return name if name in self.names else name.rpartition("_")[0]
+
+    def fresh(self, axis: str, taken: Collection[str]) -> str:
+        """A name for an axis that is none of these, and none of the program."""
+        return Names({*self.names, *taken}).numbered(self.root(axis))
+
+    def first(self, axes: Sequence[str], taken: Collection[str]) -> list[tuple[str, ...]]:
+        """The ways to give axes the first names of their extents that are not taken: all, up to MOST_WAYS."""
+        ways: list[dict[str, str]] = [{}]
+        for extent in dict.fromkeys(map(self.extent, axes)):
+            own = [axis for axis in axes if self.extent(axis) == extent]
+            names = sorted(axis for axis in self.axes if self.extent(axis) == extent and axis not in taken)
+            while len(names) < len(own):
+                names.append(self.fresh(min(map(self.root, own)), {*taken, *names}))
+            most = max(1, MOST_WAYS // len(ways))
+            orders = islice(permutations(names[: len(own)]), most)
+            given = [dict(zip(own, each, strict=True)) for each in orders]
+            ways = [{**way, **each} for way in ways for each in given]
+        return [tuple(way[axis] for axis in axes) for way in ways]
+
+    def is_renamed(self, fold: Term, other: Term) -> bool:
+        """Whether a fold over an axis is another one over an axis of the same extent, at whose positions it reads."""
+        match fold, other:
+            case Term(head="Red", words=(op, axis, "ALL")), Term(head="Red", words=(again, name, "ALL")):
+                (value,), (read,) = fold.args, other.args
+                return (
+                    op == again
+                    and (extent := self.extent(axis)) is not None
+                    and extent == self.extent(name)
+                    and name not in free_names(value, {})
+                    and _Moved(axis, parsed(name), is_name=True).same(value, read)
+                )
+        return False
+
+
 def _is_integer(node: ast.expr, integers: Collection[str], scalars: Collection[str]) -> bool:
     """Whether an index is made of positions, sizes and integers."""
     match node:
@@ -75,11 +148,15 @@ def _names(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-class _Moved(ast.NodeTransformer):
-    """Terms in which the positions of an axis are replaced."""
+class _Captured(Exception):
+    """A reduction would bind an axis of a position, or make a list along what is no axis."""
 
-    def __init__(self, axis: str, at: ast.expr) -> None:
-        self._axis, self._at, self._free = axis, at, _names(at)
+
+class _Moved(ast.NodeTransformer):
+    """Terms in which the positions of an axis are replaced: by those of another axis of its extent, where it `is_name`."""
+
+    def __init__(self, axis: str, at: ast.expr, is_name: bool = False) -> None:
+        self._axis, self._at, self._free, self._is_name = axis, at, _names(at), is_name
         self._same: set[tuple[Term, Term]] = set()
 
     def same(self, value: Term, read: Term) -> bool:
@@ -103,10 +180,10 @@ class _Moved(ast.NodeTransformer):
     def _leaf(self, text: str, read: str) -> bool:
         if "'" in text + read:
             return False  # what a merge has named
-        tree = parsed(text)
-        if any(isinstance(part, ast.Call) and not isinstance(part.func, ast.Name) for part in ast.walk(tree)):
-            return False  # a reduction binds axes of its own
-        return ast.dump(self.visit(tree)) == ast.dump(parsed(read))
+        try:
+            return ast.dump(self.visit(parsed(text))) == ast.dump(parsed(read))
+        except _Captured:
+            return False
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return self._at if node.id == self._axis else node
@@ -115,6 +192,18 @@ class _Moved(ast.NodeTransformer):
         return ast.Subscript(node.value, self.visit(node.slice), node.ctx)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        if isinstance(node.func, ast.Name) and node.func.id == "N":
-            return node
+        match node.func:
+            case ast.Name("N"):
+                return node
+            case ast.Subscript(op, axes):
+                own = axes.elts if isinstance(axes, ast.Tuple) else [axes]
+                ranks = own[-1:] if is_ranked(ast.unparse(op)) else []
+                bound = set[str]().union(*map(_names, own[: len(own) - len(ranks)]))
+                if self._axis in bound:
+                    return node
+                is_list = any(self._axis in _names(each) for each in ranks)
+                if bound & self._free or (is_list and not self._is_name):
+                    raise _Captured
+                func = ast.Subscript(op, self.visit(axes), node.func.ctx)
+                return ast.Call(func, list(map(self.visit, node.args)), node.keywords)
         return ast.Call(node.func, list(map(self.visit, node.args)), node.keywords)

@@ -3,25 +3,27 @@
 
 The normal form of a term that is made of sums, products, negations and masks is a sum of terms, each a product under masks, summed
 over its axes, perhaps negated: axes, masks, factors and terms in an order of their own. An axis of which a mask selects one position is
-read there, and summed no more; a sum over positions alone is its closed form. What such a term is not made of is a factor, in which the terms are brought to normal form first.
+read there, and summed no more; a sum over positions alone is its closed form. Where an order has other names for axes, each axis that a
+term sums over has the first name of its extent that is free, in the order that gives the least term. What such a term is not made of is a factor, in which the terms are brought to normal form first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.proof.check import Argument, Statement, read_rule
 from eqfuse.proof.congruence import Unproved
-from eqfuse.proof.elaborate import free_names, reading
+from eqfuse.proof.elaborate import axes_in, free_names, reading
 from eqfuse.proof.nodes import Chain, Differ, Fact, Holds, Inference, Premise, Step
-from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term, transform
+from eqfuse.proof.positions import AxisNames
+from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term, transform, walk
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.closed_forms import total
 from eqfuse.rules.constructors import CONSTRUCTORS
 from eqfuse.rules.reassociate import position_of
 from eqfuse.terms.integers import in_short
-from eqfuse.terms.nodes import Call, Const, Expr, Scalar, call, free_axes, substitute_axes
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Scalar, call, free_axes, substitute_axes
 
 MOST_STEPS = 4000
 """Steps of one proof; a form that takes more is not proved."""
@@ -35,14 +37,21 @@ _ROWS = {row.head: row for row in CONSTRUCTORS}
 _READINGS = {rule.name: read_rule(rule) for ruleset in EVERY for rule in ruleset.rules}
 
 
-def reordered(start: Term, goal: Term, leaves: Mapping[str, Expr], dtypes: Mapping[str, str]) -> Chain:
+def reordered(
+    start: Term, goal: Term, leaves: Mapping[str, Expr], dtypes: Mapping[str, str], names: AxisNames
+) -> Chain:
     """The steps from a term to another one in which sums and products have another order. `leaves` are what their leaves are made of,
-    `dtypes` those of the inputs. Raises Unproved where they are not equal by that alone."""
+    `dtypes` those of the inputs, `names` those of axes. Raises Unproved where they are not equal by that alone."""
     if start is goal:
         return ()
-    there, back = (_Path(each, dict(leaves), dtypes) for each in (start, goal))
+    is_renamed = not _bound(goal) <= _bound(start)
+    there, back = (_Path(each, dict(leaves), dtypes, names, is_renamed) for each in (start, goal))
     for path in (there, back):
         path.normalise(())
+    if there.is_renamed or back.is_renamed:
+        for path in (there, back):
+            path.name(())
+            path.normalise(())
     if there.root is not back.root:
         raise Unproved("sums of products of other factors")
     return (
@@ -54,9 +63,17 @@ def reordered(start: Term, goal: Term, leaves: Mapping[str, Expr], dtypes: Mappi
 class _Path:
     """A term that is rewritten, and the steps that it has come by."""
 
-    def __init__(self, root: Term, leaves: dict[str, Expr], dtypes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        root: Term,
+        leaves: dict[str, Expr],
+        dtypes: Mapping[str, str],
+        names: AxisNames,
+        is_renamed: bool,
+    ) -> None:
         self.root = root
         self._leaves, self._dtypes = leaves, dtypes
+        self._names, self.is_renamed = names, is_renamed
         self.steps: list[Step] = []
 
     def normalise(self, at: Position) -> None:
@@ -79,6 +96,9 @@ class _Path:
             case "Sq", _, (Term(head="Add"),):
                 self.step("square", at, forward=False)
                 self.top(at)
+            case "Sq", _, (Term(head="Neg") | Term(head="Red", words=("sum", *_)),) if self.is_renamed:
+                self.step("square", at, forward=False)
+                self.top(at)
             case "Mul", _, (Term(head="Add"), _):
                 self.step("multiply-out", at)
                 self._both(at)
@@ -98,7 +118,9 @@ class _Path:
                 self.top(at)
             case "Where", _, (mask, value, _) if _is_mask(here):
                 self._masked(at, mask, value)
-            case "Mul", _, (_, Term(head="Red", words=("sum", *_))):
+            case "Mul", _, (factor, Term(head="Red", words=("sum", axis, _))):
+                if axis in free_names(factor, {}):
+                    self._rename((*at, 1))
                 self.step("factor-in", at)
                 self._inside(at)
             case "Mul", _, (_, Term(head="Add")):
@@ -126,7 +148,7 @@ class _Path:
                 self.step("neg-out-sum", at)
                 self._inside(at)
             case "Red", ("sum", axis, _), (body,) if axis not in free_names(body, {}):
-                self.step("sum-fixed", at, n=term("Leaf", (f"N({axis})",)))
+                self.step("sum-fixed", at, n=term("Leaf", (f"N({self._names.root(axis)})",)))
                 self.top(at)
             case "Red", ("sum", axis, _), _ if (depth := self._selecting(at, axis)) is not None:
                 self._select(at, axis, depth)
@@ -157,7 +179,9 @@ class _Path:
             case "Add":
                 self.step("mask-terms", at)
                 self._both(at)
-            case "Red" if value.words[0] == "sum" and value.words[1] not in free_names(mask, {}):
+            case "Red" if value.words[0] == "sum":
+                if value.words[1] in free_names(mask, {}):
+                    self._rename((*at, 1))
                 self.step("mask-sum", at)
                 self._inside(at)
             case _ if is_leaf and (parts := self._conjuncts(mask.words[0])):
@@ -212,11 +236,60 @@ class _Path:
         found = self._position(mask.words[0], axis)
         assert found is not None
         position, inside = found
+        for below in _folds((*place, 0, 1), value):
+            fold = subterm(self.root, below)
+            if fold.words[1] in free_axes(position) and axis in free_names(fold, {}):
+                self._rename(below)
+        value = subterm(self.root, (*place, 0, 1))
         read = self._moved(value, {axis: position})
         self.step("select-position", place, r=self._leaf(inside), g=read)
         self.normalise(place)
         for level in reversed(range(len(at), len(place))):
             self.top(place[:level])
+
+    # Names of axes ------------------------------------------------------------------------------
+
+    def _rename(self, at: Position, name: str = "") -> None:
+        """Another name for the axis of a fold: one that nothing in the whole has, where none is given."""
+        fold = subterm(self.root, at)
+        op, axis, part = fold.words
+        name = name or self._names.fresh(axis, _all_names(self.root))
+        made = term("Red", (op, name, part), (self._moved(fold.args[0], {axis: Axis(name)}),))
+        if not self._names.is_renamed(fold, made):
+            raise Unproved(f"the axis {axis} has no other name")
+        self.step("rename-axis", at, f=made)
+        self.is_renamed = True
+
+    def name(self, at: Position) -> None:
+        """Gives the axes of all folds of a subterm their names in the normal form, those of inner ones first."""
+        here, nest = subterm(self.root, at), [at]
+        while here.head == "Red" and here.words[0] == "sum" and _is_sum(here.args[0]):
+            here = here.args[0]
+            nest.append((*nest[-1], 0))
+        for place, arg in enumerate(here.args):
+            if arg.args:
+                self.name((*nest[-1], place))
+        if here.head == "Red":
+            self._name(nest)
+            self.normalise(at)
+
+    def _name(self, nest: Sequence[Position]) -> None:
+        """The same of folds that are next to each other: in the order of the least term."""
+        folds = [subterm(self.root, at) for at in nest]
+        body, axes = folds[-1].args[0], [fold.words[1] for fold in folds]
+        found = self._names.first(axes, _bound(body) | free_names(folds[0], {}))
+
+        def placed(names: Sequence[str]) -> str:
+            moved = {axis: Axis(name) for axis, name in zip(axes, names, strict=True) if axis != name}
+            return _unordered(self._moved(body, moved))
+
+        best = min(found, key=placed)
+        moved = [(at, name) for at, axis, name in zip(nest, axes, best, strict=True) if axis != name]
+        if any(name in axes for _, name in moved):
+            for at, _ in moved:
+                self._rename(at)
+        for at, name in moved:
+            self._rename(at, name)
 
     def _total(self, at: Position, axis: str) -> tuple[int, Term] | None:
         """How many sums there are between a sum over positions alone and what it sums, and its closed form."""
@@ -340,6 +413,42 @@ class _Path:
             raise Unproved(f"{rule} does not apply")
         premises = tuple(self._premise(statement.at(found)) for statement in reading.when)
         return Fact("fixed", args, Inference(rule, found, premises))
+
+
+def _is_sum(value: Term) -> bool:
+    return value.head == "Red" and value.words[0] == "sum"
+
+
+def _folds(at: Position, value: Term) -> Iterator[Position]:
+    """Where a term that stands at a position has folds, outer ones first."""
+    if value.head == "Red":
+        yield at
+    for place, arg in enumerate(value.args):
+        yield from _folds((*at, place), arg)
+
+
+def _bound(root: Term) -> frozenset[str]:
+    """The axes that a term folds over."""
+    return frozenset(node.words[1] for node in walk(root) if node.head == "Red")
+
+
+def _all_names(root: Term) -> frozenset[str]:
+    """The names that leaves of a term read, and those of the axes that it folds over."""
+    return _bound(root).union(*(axes_in(node.words[0]) for node in walk(root) if node.head == "Leaf"))
+
+
+def _unordered(value: Term) -> str:
+    """What is the same of terms that differ in the order of factors and of addends."""
+    if value.head in ("Mul", "Add"):
+        parts, waiting = [], [value]
+        while waiting:
+            part = waiting.pop()
+            if part.head == value.head:
+                waiting += part.args
+            else:
+                parts.append(_unordered(part))
+        return f"{value.head}({', '.join(sorted(parts))})"
+    return f"{value.head}({', '.join([*value.words, *map(_unordered, value.args)])})"
 
 
 def _is_mask(value: Term) -> bool:

@@ -25,6 +25,7 @@ from eqfuse.proof.nodes import (
     Stored,
     Walk,
 )
+from eqfuse.proof.positions import AxisNames
 from eqfuse.proof.reassociation import reordered
 from eqfuse.proof.record import Recorder, RuleSets, Tape
 from eqfuse.proof.syntax import Term, term
@@ -194,7 +195,8 @@ class Tracer:
         )
         dtypes = program_dtypes(self.program)
         try:
-            return replace(proof, steps=reordered(proof.definition, goal, leaves, dtypes))
+            names = AxisNames.of(self.program)
+            return replace(proof, steps=reordered(proof.definition, goal, leaves, dtypes, names))
         except Unproved as error:
             self.gaps.append(f"order of output {proof.name}: {error}")
             return proof

@@ -15,6 +15,9 @@ alone (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2
 A sum over an axis of which a mask selects one position is what is read there: `sum[k](where(k == ids[i], w[k,j], 0))` is `w[ids[i],j]`
 where that position is one of the axis, and 0 elsewhere. A sum over positions alone has a closed form (`rules/closed_forms.py`).
 
+A name that sums bind at several places of a block stands for several axes: all but one are given other names of the same extent
+(`with_copies`), under which their sums commute too: `sum[k](sq(sum[j](a[j] * b[j,k])))` is one over `j` and `j_1`.
+
 Costs are elements that reductions visit, and those of what they leave for others to read; the plan of each order is priced
 as any other, by which one is chosen.
 """
@@ -28,6 +31,7 @@ from functools import partial, reduce
 from itertools import combinations, product
 
 from eqfuse.fast_dataclass import dataclass
+from eqfuse.names import Names
 from eqfuse.rules.closed_forms import MOST_POSITIONS, conjuncts, total
 from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.folds import rank_axes
@@ -55,6 +59,7 @@ from eqfuse.terms.nodes import (
     walk,
     without_names,
 )
+from eqfuse.terms.parser import sized_axes, spare_axes
 from eqfuse.terms.prefixes import Extents, alike, form_of, scanned
 from eqfuse.terms.types import kind, program_dtypes
 
@@ -66,6 +71,8 @@ MOST_KEPT = 4
 """Forms of the product of a subset that are kept."""
 MOST_TERMS = 4
 """Terms of a factor up to which it is multiplied out."""
+MOST_COPIES = 2
+"""Other names of one axis that orders may use."""
 STORED = 4.0
 """What an element that a reduction leaves for another to read costs, in elements that reductions visit."""
 OF_SEVERAL = 1.5
@@ -80,7 +87,7 @@ WORTH = 0.8
 
 def is_reassociable(program: Program) -> bool:
     """Whether some sum of products has another one in it, or is added to another one, so that there are orders to choose from; or is over
-    positions alone; or, where all orders are allowed, is of squares of terms."""
+    positions alone; or, where all orders are allowed, is of squares of terms or of sums."""
     dtypes = program_dtypes(program)
     is_free = program.reassociate == "free"
 
@@ -89,7 +96,7 @@ def is_reassociable(program: Program) -> bool:
             case Reduce("sum", axis, body):
                 return (
                     _sums_inside(body)
-                    or (is_free and any(_square_of_terms(f) is not None for f in block_of(node).factors))
+                    or (is_free and any(_square(f) is not None for f in block_of(node).factors))
                     or any(_compared(part, axis) for part in walk(body))
                     or _total(block_of(node), axis, dtypes) is not None
                 )
@@ -108,8 +115,8 @@ def reassociated(
     if program.reassociate == "exact" and not _is_of_integers(program) or not is_reassociable(program):
         return ()
     is_free = program.reassociate == "free" or program.reassociate == "exact"
-    same = alike(program)
-    found = cheapest(program.outputs, extents, is_free, program_dtypes(program), constants, same)
+    same, copies = alike(program), Copies.of_program(program, is_free)
+    found = cheapest(program.outputs, extents, is_free, program_dtypes(program), constants, same, copies)
     costs = [visited(outputs, extents, constants, same) for outputs in (found, program.outputs)]
     if found == program.outputs or costs[0] > WORTH * costs[1]:
         return ()
@@ -125,11 +132,13 @@ def cheapest(
     dtypes: Mapping[str, str] | None = None,
     constants: Collection[str] = (),
     same: Extents | None = None,
+    copies: Copies | None = None,
 ) -> tuple[Output, ...]:
     """The outputs, each block of them in the order that costs least; where it `is_free`, with sums of exact terms multiplied out.
     `dtypes` say which inputs are integers, and may be positions; what is made of `constants` alone costs nothing; a sum over a prefix
-    costs what a scan does, of axes that have the `same` extents. What an output before makes, but for the names of axes, costs nothing."""
-    return Orders(extents, is_free, dtypes, constants, same).all(outputs)
+    costs what a scan does, of axes that have the `same` extents; `copies` are other names that axes may have. What an output before
+    makes, but for the names of axes, costs nothing."""
+    return Orders(extents, is_free, dtypes, constants, same, copies).all(outputs)
 
 
 def visited(
@@ -226,24 +235,143 @@ class Block:
         )
 
 
-def block_of(expr: Expr) -> Block:
-    """What an expression is a sum of products of."""
+@dataclass(frozen=True)
+class Copies:
+    """Other names for axes, each with the axis `of` it, whose extent it has; `roots` say the same of axes that a program declares so. With
+    `squares`, sums may be multiplied by themselves term by term."""
+
+    of: Mapping[str, str]
+    roots: Mapping[str, str]
+    squares: bool
+
+    @staticmethod
+    def of_program(program: Program, squares: bool) -> Copies:
+        """The names that `with_copies` has given a program."""
+        return Copies(spare_axes(program), program.domains, squares)
+
+    def other(self, axis: str, taken: Collection[str]) -> str | None:
+        """Another name for an axis; None where all are taken."""
+        root = self.roots.get(axis, axis)
+        return next((name for name, of in self.of.items() if of == root and name not in taken), None)
+
+    def apart(self, block: Block, taken: Collection[str]) -> Block | None:
+        """A block that is summed over axes of other names than those that are taken; None where there is none for one of them."""
+        for axis in [each for each in block.axes if each in taken]:
+            if not any(axis in free_axes(factor) for factor in block.factors):
+                counted = () if axis in block.counts else (("mul", Size(axis)),)
+                block = replace(_without_axis(block, axis, block.factors), numbers=(*block.numbers, *counted))
+                continue
+            name = self.other(axis, {*taken, *_names_of(block)})
+            if name is None or axis in rank_axes(*block.factors):
+                return None
+            factors = tuple(substitute_axes(factor, {axis: Axis(name)}) for factor in block.factors)
+            block = _without_axis(block, axis, factors)
+            block = replace(block, axes=(*block.axes, name))
+        return block
+
+    def joined(self, one: Block, other: Block) -> Block | None:
+        """The product of two blocks; None where an axis that one of them sums over is there in the other one, and has no other name."""
+        if _are_apart(one, other):
+            return one.times(other)
+        if not self.of or (not self.squares and self._is_in(other, one)):
+            return None
+        first = self.apart(one, frozenset[str]().union(*map(free_axes, other.factors)).difference(other.axes))
+        second = first and self.apart(other, _names_of(first))
+        return first and second and first.times(second)
+
+    def _is_in(self, one: Block, other: Block) -> bool:
+        """Whether all factors of one block are those of another one but for the names of the axes that they sum over, as those of a square are."""
+
+        def unnamed(block: Block) -> set[Expr]:
+            names: dict[str, Expr] = {axis: Axis(f"%{self.roots.get(axis, axis)}") for axis in block.axes}
+            return {substitute_axes(factor, names) for factor in block.factors}
+
+        return unnamed(one) <= unnamed(other) or unnamed(other) <= unnamed(one)
+
+    def freed(self, factors: Sequence[Expr], axis: str, at: Expr) -> tuple[Expr, ...] | None:
+        """Factors whose reductions bind no axis of a position where they have an axis that is read at it; None where one has no other name."""
+        taken = free_axes(at)
+        inner = [each for each in reductions(*factors) if axis in free_axes(each) and each.axis in taken]
+        names: dict[str, str] = {}
+        for each in inner:
+            used = {*taken, *names.values(), *_names_of(Block(tuple(factors)))}
+            name = names.get(each.axis) or self.other(each.axis, used)
+            if name is None or each.axis in rank_axes(each):
+                return None
+            names[each.axis] = name
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Reduce(op, bound, body) if bound in names and axis in free_axes(body):
+                    return Reduce(op, names[bound], substitute_axes(body, {bound: Axis(names[bound])}))
+            return node
+
+        return tuple(transform(factor, step) for factor in factors) if names else tuple(factors)
+
+
+NO_COPIES = Copies({}, {}, False)
+
+
+def with_copies(program: Program) -> Program:
+    """The program with other names for axes that a block binds, or reads and binds, at several places; a square of a sum is two."""
+    is_free = program.reassociate == "free"
+    roots, most = program.domains, MOST_COPIES + 1
+    bound: dict[Expr, dict[str, int]] = {}
+    wanted: dict[str, int] = {}
+    for node in walk(*(output.expr for output in program.outputs)):
+        found: dict[str, int] = {}
+        times = 2 if is_free and isinstance(node, Call) and node.fn == "sq" else 1
+        is_sum = isinstance(node, Call) and node.fn in ("add", "sub")
+        for child in children(node):
+            for axis, count in bound[child].items():
+                more = max(found.get(axis, 0), count) if is_sum else found.get(axis, 0) + times * count
+                found[axis] = min(most, more)
+        if isinstance(node, Reduce):
+            root = roots.get(node.axis, node.axis)
+            found[root] = min(most, found.get(root, 0) + 1)
+            if node.op == "sum":
+                free = {roots.get(axis, axis) for axis in free_axes(node)}
+                for axis, count in found.items():
+                    wanted[axis] = max(wanted.get(axis, 0), count + (axis in free) - 1)
+        bound[node] = found
+    if not any(wanted.values()) or not is_reassociable(program):
+        return program
+    names = Names(
+        (
+            *(tensor.name for tensor in program.tensors),
+            *program.scalars,
+            *(output.name for output in program.outputs),
+            *sized_axes(program),
+            *program.domains.values(),
+        )
+    )
+    have = [*spare_axes(program).values()]
+    copies = {
+        names.numbered(axis): axis
+        for axis, count in wanted.items()
+        for _ in range(min(count, MOST_COPIES) - have.count(axis))
+    }
+    return replace(program, domains={**program.domains, **copies})
+
+
+def block_of(expr: Expr, copies: Copies = NO_COPIES) -> Block:
+    """What an expression is a sum of products of; `copies` are other names that its axes may have."""
     match expr:
         case Const() if _is_near_one(expr):
             return Block((), numbers=(("mul", expr),))
         case Call("neg", (inner,)):
-            found = block_of(inner)
+            found = block_of(inner, copies)
             return replace(found, numbers=(*found.numbers, ("neg", inner)))
         case Call("div", (over, Const() as by)) if _is_near_one(by):
-            found = block_of(over)
+            found = block_of(over, copies)
             return replace(found, numbers=(*found.numbers, ("div", by)))
-        case Call("div", (over, Size(axis))) if axis in block_of(over).axes:
-            found = block_of(over)
+        case Call("div", (over, Size(axis))) if axis in block_of(over, copies).axes:
+            found = block_of(over, copies)
             return replace(found, counts=(*found.counts, axis))
         case Call("mul", (left, right)):
-            one, other = block_of(left), block_of(right)
-            if _is_plain(left) and _is_plain(right) and _are_apart(one, other):
-                return one.times(other)
+            one, other = block_of(left, copies), block_of(right, copies)
+            if _is_plain(left) and _is_plain(right) and (joined := copies.joined(one, other)) is not None:
+                return joined
             if not _is_plain(left) and other.factors:
                 first, *more = other.factors
                 return replace(other, factors=(call("mul", left, first), *more))
@@ -251,13 +379,14 @@ def block_of(expr: Expr) -> Block:
                 *more, last = one.factors
                 return replace(one, factors=(*more, call("mul", last, right)))
         case Call("where", (condition, inner, zero)) if _is_order(condition) and _is_number(zero, 0):
-            found = block_of(inner)
-            if found.factors != (inner,) and found.factors and _are_new(found.axes, Block((condition,))):
-                return replace(found, factors=(call("where", condition, Const(1), Const(0)), *found.factors))
+            found = block_of(inner, copies)
+            apart = copies.apart(found, free_axes(condition))
+            if found.factors != (inner,) and found.factors and apart is not None:
+                return replace(apart, factors=(call("where", condition, Const(1), Const(0)), *apart.factors))
         case Reduce("sum", axis, body):
-            found = block_of(body)
-            if axis not in found.axes:
-                return replace(found, axes=(axis, *found.axes))
+            apart = copies.apart(block_of(body, copies), (axis,))
+            if apart is not None:
+                return replace(apart, axes=(axis, *apart.axes))
     return Block((expr,))
 
 
@@ -309,10 +438,20 @@ def _are_apart(one: Block, other: Block) -> bool:
 
 def _are_new(axes: Sequence[str], block: Block) -> bool:
     """Whether a block has none of these axes."""
-    return {*block.axes, *block.counts}.union(*map(free_axes, block.factors)).isdisjoint(axes)
+    return _axes_of(block).isdisjoint(axes)
 
 
-def selected(block: Block, dtypes: Mapping[str, str]) -> Block:
+def _axes_of(block: Block) -> frozenset[str]:
+    """The axes of a block, those of its sums among them."""
+    return frozenset({*block.axes, *block.counts}).union(*map(free_axes, block.factors))
+
+
+def _names_of(block: Block) -> frozenset[str]:
+    """The axes of a block, and those that are bound in its factors."""
+    return _axes_of(block) | {fold.axis for fold in reductions(*block.factors)}
+
+
+def selected(block: Block, dtypes: Mapping[str, str], copies: Copies = NO_COPIES) -> Block:
     """A block without the axes of which its masks select one position, the last ones by name first."""
     for axis in sorted(block.axes, reverse=True):
         for place, factor in enumerate(block.factors):
@@ -322,9 +461,9 @@ def selected(block: Block, dtypes: Mapping[str, str]) -> Block:
             at, inside, rest = found
             if reductions(at):
                 continue  # the checker reads positions off texts, in which it follows no reduction
-            factors = (*block.factors[:place], *rest, *block.factors[place + 1 :])
-            if free_axes(at) & {each.axis for each in reductions(*factors)}:
-                continue  # a sum inside is over an axis of that position, and no rule renames it
+            factors = copies.freed((*block.factors[:place], *rest, *block.factors[place + 1 :]), axis, at)
+            if factors is None:
+                continue
             read = [substitute_axes(each, {axis: at}) for each in factors]
             made = [
                 call("where", inside, new, Const(0)) if new is not old else old
@@ -332,7 +471,7 @@ def selected(block: Block, dtypes: Mapping[str, str]) -> Block:
             ]
             if made == list(factors):
                 made.append(call("where", inside, Const(1), Const(0)))
-            return selected(_without_axis(block, axis, tuple(made)), dtypes)
+            return selected(_without_axis(block, axis, tuple(made)), dtypes, copies)
     return block
 
 
@@ -435,8 +574,10 @@ class Orders:
         dtypes: Mapping[str, str] | None = None,
         constants: Collection[str] = (),
         same: Extents | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self._extents = extents
+        self._copies = copies or NO_COPIES
         self._same = same
         self._dtypes = dtypes or {}
         self._constants = constants
@@ -514,7 +655,7 @@ class Orders:
 
     def _ordered(self, expr: Expr) -> Expr:
         found = [rebuild(expr, tuple(map(self.best, children(expr))))]
-        block = block_of(expr)
+        block = block_of(expr, self._copies)
         if block.axes and block.factors != (expr,):
             found += self._orders(block, MOST_TERMS)
         if isinstance(expr, Call) and expr.fn in ("add", "sub"):
@@ -526,7 +667,7 @@ class Orders:
         if len(terms) > MOST_TERMS:
             return
         for (one, (is_added, left)), (other, (too, right)) in combinations(enumerate(terms), 2):
-            first, second = block_of(left), block_of(right)
+            first, second = block_of(left, self._copies), block_of(right, self._copies)
             alike = replace(second, factors=first.factors) == first
             shared = [factor for factor in first.factors if factor in second.factors]
             if (
@@ -544,14 +685,13 @@ class Orders:
 
     def _orders(self, block: Block, terms: int) -> Iterator[Expr]:
         """Other orders of a block."""
-        block = closed(selected(block, self._dtypes), self._extents, self._dtypes)
+        block = closed(selected(block, self._dtypes, self._copies), self._extents, self._dtypes)
         factors = tuple(map(self.best, block.factors))
         if 0 < len(factors) <= MOST_FACTORS:
             yield from self.contracted(replace(block, factors=factors))
         for place, factor in enumerate(block.factors):
-            if self._is_free and (square := _square_of_terms(factor)) is not None:
-                before, after = block.factors[:place], block.factors[place + 1 :]
-                yield from self._orders(replace(block, factors=(*before, square, square, *after)), terms)
+            if self._is_free and (square := _square(factor)) is not None:
+                yield from self._orders(self._opened(block, place, call("mul", square, square)), terms)
             parts = terms_of(factor) if self._is_free else _exact_as_one(terms_of(factor))
             if 1 < len(parts) <= terms:
                 made = self._multiplied_out(block, place, parts, terms - len(parts) + 1)
@@ -564,16 +704,19 @@ class Orders:
         """None where a term has too many factors."""
         made_of: list[tuple[bool, Expr]] = []
         for is_added, part in parts:
-            inner = block_of(part)
-            before, after = block.factors[:place], block.factors[place + 1 :]
-            rest = replace(block, factors=(*before, *after))
-            inner = inner if inner.factors and _are_new(inner.axes, rest) else Block((part,))
-            made = replace(rest.times(inner), factors=(*before, *inner.factors, *after))
-            best = min(self._orders(made, terms), key=self.cost, default=None)
+            best = min(self._orders(self._opened(block, place, part), terms), key=self.cost, default=None)
             if best is None:
                 return None
             made_of.append((is_added, best))
         return total_of(made_of)
+
+    def _opened(self, block: Block, place: int, factor: Expr) -> Block:
+        """A block with the factors of another one in place of one of its own."""
+        before, after = block.factors[:place], block.factors[place + 1 :]
+        rest, inner = replace(block, factors=(*before, *after)), block_of(factor, self._copies)
+        apart = self._copies.apart(inner, _axes_of(rest)) if inner.factors else None
+        inner = Block((factor,)) if apart is None else apart
+        return replace(rest.times(inner), factors=(*before, *inner.factors, *after))
 
     def contracted(self, block: Block, *, apart: bool = False) -> Iterator[Expr]:
         """The cheapest order of all, by dynamic programming over the subsets of the factors: of each subset the product, summed
@@ -702,10 +845,10 @@ def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
     return [(True, expr)]
 
 
-def _square_of_terms(factor: Expr) -> Expr | None:
-    """What a factor is the square of, where that is a sum of terms."""
+def _square(factor: Expr) -> Expr | None:
+    """What a factor is the square of, where that is a sum."""
     match factor:
-        case Call("sq", (inner,)) if len(terms_of(inner)) > 1:
+        case Call("sq", (inner,)) if len(terms_of(inner)) > 1 or _has_sum(inner):
             return inner
     return None
 

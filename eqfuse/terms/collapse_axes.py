@@ -39,6 +39,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.parser import spare_axes
 
 LONGEST = 2**30
 """Positions of a collapsed axis at most: those of longer ones, and sums with them, have no room in 32 bits."""
@@ -93,11 +94,12 @@ class CollapsedAxes:
         """The extents of the axes of the program, from those of the source's."""
         gone = {part for parts in self.axes.values() for part in parts}
         found = {axis: extent for axis, extent in extents.items() if axis not in gone}
-        return found | {
+        found |= {
             name: math.prod(extents[p] for p in parts)
             for name, parts in self.axes.items()
             if all(p in extents for p in parts)
         }
+        return found | {copy: found[axis] for copy, axis in self.program.domains.items() if axis in found}
 
     @property
     def few(self) -> dict[str, int]:
@@ -267,6 +269,12 @@ def _axes(program: Program) -> set[str]:
     return found
 
 
+def _of_one_extent(program: Program) -> set[str]:
+    """The axes that are declared as long as another one, and those others."""
+    spare = spare_axes(program)
+    return {each for pair in program.domains.items() if pair[0] not in spare for each in pair}
+
+
 def _of_sizes(program: Program) -> set[str]:
     """The axes whose extents are computed, and those whose sizes they are made of."""
     return {*program.computed, *sizes_in(program.computed.values())}
@@ -326,10 +334,7 @@ def _is_collapsible(
     """Whether both axes are always there together: next to each other where tensors are read and written, reduced by the same
     reduction, multiplied where they are sizes, and positions of neither are read."""
     both = {outer, inner}
-    if (
-        both & {*program.domains, *program.domains.values(), *_of_sizes(program)}
-        or len(both & program.lengths.keys()) == 1
-    ):
+    if both & _of_one_extent(program) or both & _of_sizes(program) or len(both & program.lengths.keys()) == 1:
         return False
     for place in places:
         at = [k for k, axis in enumerate(place) if axis in both]

@@ -169,16 +169,22 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
 
 
 def sized_axes(program: Program) -> tuple[str, ...]:
-    """Every axis of the outputs, those of whose sizes the program makes extents, and those that dimensions are declared with."""
+    """Every axis of the outputs, those of whose sizes the program makes extents, those that dimensions are declared with, and those that
+    have the extent of another one."""
     of_tensors = [axis for tensor in program.tensors for axis in tensor.axes if axis is not None]
-    return tuple(
-        dict.fromkeys((*axes_of(program.outputs), *sizes_in(program.computed.values()), *of_tensors))
-    )
+    known = *axes_of(program.outputs), *sizes_in(program.computed.values()), *of_tensors, *program.domains
+    return tuple(dict.fromkeys(known))
 
 
 def axes_of(outputs: Iterable[Output]) -> tuple[str, ...]:
     """Every axis of the outputs: their own, reduced ones, and those of sizes, in order of appearance."""
     return _axes_of(tuple(outputs))
+
+
+def spare_axes(program: Program) -> dict[str, str]:
+    """Names of axes that no output has, each with the axis whose extent it has: an order of sums may use them."""
+    own = axes_of(program.outputs)
+    return {axis: of for axis, of in program.domains.items() if axis not in own}
 
 
 @lru_cache(maxsize=1024)

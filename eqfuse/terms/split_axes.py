@@ -145,7 +145,7 @@ class SplitAxes:
             if axis in extents:
                 found[place] = self.chunk(extents[axis])
                 found[chunk] = extents[axis] // found[place]
-        return found
+        return found | {copy: found[axis] for copy, axis in self.program.domains.items() if axis in found}
 
     def order(self, name: str, rank: int) -> tuple[int, ...]:
         """The dimensions of a tensor's view: those of the tensor, as they are."""

@@ -47,6 +47,13 @@ REASSOCIATE = RuleSet(
         Rewrite(
             "sum-positions", "sum[D](e)", "f", ("totals(e, f, D)",), "a sum over positions in closed form"
         ),
+        Rewrite(
+            "rename-axis",
+            "fold[R, D](e)",
+            "f",
+            ("renamed(fold[R, D](e), f)",),
+            "any name will do for a bound axis",
+        ),
         Rewrite("sum-fixed", "sum[D](c)", "c * n", ("fixed(c, D)", "count(n, D)"), "a sum of one value"),
     ),
 )
