@@ -327,6 +327,18 @@ def test_a_product_is_computed_once_for_all_columns_beside_it() -> None:
 
 
 @needs.cxx
+def test_a_vector_times_a_matrix_is_computed_once_for_a_few_rows() -> None:
+    """Of one row, what its product is multiplied by has no matrix product: it is summed for each position of its own axis."""
+    kernel = eq.compile(
+        "y[b,p] = sum[o](sum[k](x[b,k] * w[o,k]) * z[p,o])", native="wait", reassociate="exact"
+    )
+    x, w, z = torch.randn(1, 512), torch.randn(512, 512), torch.randn(8, 512)
+    torch.testing.assert_close(kernel(x=x, w=w, z=z), x @ w.T @ z.T, rtol=1e-4, atol=1e-2)
+    (config,) = native_configs(kernel._current.tile, kernel.plan.configs, dict(kernel.plan.sizes))
+    assert {block.axis: block.size for block in config.blocks}["p"] == 8
+
+
+@needs.cxx
 def test_a_position_outside_is_the_caller_s_error() -> None:
     kernel = eq.compile("y[i] = sum[j](x[i,j]) * t[k[i]]", native="wait", verify=False)
     x, t = torch.randn(9, 20), torch.randn(4)

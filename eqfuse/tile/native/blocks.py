@@ -27,8 +27,8 @@ VECTORS = 64
 """Vectors of a block along an axis of the grid that is walked in vectors: long runs in memory."""
 
 TURNED = 32
-"""Positions of a block along an axis that a tile lacks of which neighbours in memory become neighbours in no vector: so
-often it is used."""
+"""Positions of a block along an axis that a matrix product lacks, or a tile of which neighbours in memory become neighbours in no
+vector: so often it is used."""
 
 LEAST_BLOCKS = 16
 """Blocks that such an axis is left with at the least, which threads share."""
@@ -66,6 +66,13 @@ def native_configs(
     ]
 
 
+def _products(items: Sequence[Item]) -> Iterator[Collection[str]]:
+    """The axes that each matrix product is computed once for."""
+    for item in flat(items):
+        if isinstance(item, Define) and isinstance(item.op, Dot):
+            yield {*item.dims, *item.value.dims}
+
+
 def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) -> KernelConfig:
     lengths = {b.axis: max(1, min(b.size or sizes[b.axis], sizes[b.axis])) for b in kernel.blocks}
     items = plain(kernel, lengths)
@@ -99,7 +106,7 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
     vectors = {axis for axis, count in elements.items() if count >= FOLDED * total}
     most = int(SHARE * cache_bytes()) // 4
 
-    turned = strided(items, depth)
+    turned = [*strided(items, depth), *_products(items)]
     grid = {b.axis: b.size for b in kernel.blocks if b.kind == "grid" and b.size}
     single = set(grid) & set(depth) - matrix - vectors - crossed
     near = max(single, key=lambda axis: (depth[axis], axis), default=None)

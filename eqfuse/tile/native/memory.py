@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -38,15 +38,24 @@ class Memory:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor that is not initialised."""
-        size = prod(shape) * dtype.itemsize
-        if not LEAST <= size <= self._most:
-            made = torch.empty(tuple(shape), dtype=dtype)
-            if size > LEAST:
+        return self.maker(shape, dtype)()
+
+    def maker(self, shape: Sequence[int], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        """What makes contiguous tensors that are not initialised."""
+        shape, size = tuple(shape), prod(shape) * dtype.itemsize
+        if size < LEAST:
+            return partial(torch.empty, shape, dtype=dtype)
+
+        def make() -> torch.Tensor:
+            if size > self._most:
+                made = torch.empty(shape, dtype=dtype)
                 in_huge_pages(made.untyped_storage())
-            return made
-        with self._lock:
-            storage = self._taken(size)
-        return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), contiguous(tuple(shape)))
+                return made
+            with self._lock:
+                storage = self._taken(size)
+            return torch.empty(0, dtype=dtype).set_(storage, 0, shape, contiguous(shape))
+
+        return make
 
     def _taken(self, size: int) -> torch.UntypedStorage:
         for place in reversed(range(len(self._storages))):  # the latest one may still be in a cache

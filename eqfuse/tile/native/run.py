@@ -101,16 +101,19 @@ class NativeProgram:
         sizes = resolve_extents(self.program, extents, shards)
         buffers = buffers_for(self.program, sizes, self.dtypes)
         frame = self._frame([{**tensors, **buffers}[name] for name in self.interface.tensors], sizes)
-        made = [(name, b.shape, b.dtype) for name, b in buffers.items()]
-        empty = outputs().empty
-        given = {name: place for place, name in enumerate(names)}
-        order = [(name, given.get(name)) for name in self.interface.tensors]
+        makers = [outputs().maker(buffer.shape, buffer.dtype) for buffer in buffers.values()]
+        places = {name: place for place, name in enumerate((*names, *buffers))}
+        order = [places[name] for name in self.interface.tensors]
+        results = [places[name] - len(names) for name in wanted]
+        pack = frame.addresses
+        numbers = None if frame.reals[0] or frame.integers[0] else frame.numbers({})
 
         def call(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
-            new = {name: empty(shape, dtype) for name, shape, dtype in made}
-            where = [new[name].data_ptr() if place is None else addresses[place] for name, place in order]
-            self._launch(frame, frame.addresses(*where), frame.numbers(values), None)
-            return new[wanted[0]] if len(wanted) == 1 else tuple(new[name] for name in wanted)
+            new = [make() for make in makers]
+            known = (*addresses, *[tensor.data_ptr() for tensor in new])
+            where = pack(*[known[place] for place in order])
+            self._launch(frame, where, numbers or frame.numbers(values), None)
+            return new[results[0]] if len(results) == 1 else tuple([new[place] for place in results])
 
         return call
 
