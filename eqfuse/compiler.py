@@ -308,7 +308,7 @@ def _choose(
         found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
     if prefer in (None, *SCANS) and (order := reassociated(program, asked.extents)):
         others = plans(derived, derived.in_order(order), partition, search)
-        found = by_cost([*found, *(of_form(c, "reassociated", order) for c in others)])
+        found = by_cost([*(of_form(c, "reassociated", order) for c in others), *found])
     return found, pick(found, prefer, tuple(derived.groups.values()))
 
 

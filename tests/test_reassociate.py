@@ -264,6 +264,19 @@ def test_a_rank_is_no_position_that_a_mask_selects() -> None:
     torch.testing.assert_close(eq.compile(text, target="cpu", native="off")(s=s, p=p)[-1], want)
 
 
+def test_a_product_along_fewer_axes_is_made_before() -> None:
+    """One vector times the matrix, and not the matrix times a vector and the other one."""
+    text = "y[r] = sum[i](x[i,r] * p[i] * (q[i] - z[i]))"
+    nested = f"{text[:-1]} * sum[s](x[i,s] * v[s]))"
+    (output,) = outputs_of(nested, i=4096, s=64, r=64)
+    assert show(output.expr) == "sum[i](x[i, r] * (p[i] * sum[s](x[i, s] * v[s]) * (q[i] - z[i])))"
+    sizes = {"i": 4096, "r": 64, "s": 64}
+    wide, narrow = (visited(outputs, sizes) for outputs in (parse(nested).outputs, (output,)))
+    assert wide - narrow == 4096 * 64 - 4096
+    kernel = eq.compile(nested, target="cpu", native="off", sizes=sizes)
+    assert kernel.plan.order and kernel.derivation.check(nested)
+
+
 def test_sizes_decide() -> None:
     """An adapter is applied to few rows, and added to the weights for many."""
     assert outputs_of(ADAPTER, b=1, k=256, o=256) and not outputs_of(ADAPTER, b=256, k=256, o=256)

@@ -75,8 +75,9 @@ MOST_COPIES = 2
 """Other names of one axis that orders may use."""
 STORED = 4.0
 """What an element that a reduction leaves for another to read costs, in elements that reductions visit."""
-OF_SEVERAL = 1.5
-"""How many times as much as an element of a product of two factors one of several costs to visit: no library multiplies those."""
+OF_SEVERAL = 2.0
+"""How many times as much as an element of a product of two factors one of several costs to visit: no library multiplies those. What is
+multiplied along fewer axes before is one factor."""
 NEAR_ONE = 2.0**-16, 2.0**16
 """Constants that a block is multiplied by as a whole; others stay with what they are written next to, for its range."""
 DEEPER = 2.0
@@ -621,8 +622,10 @@ class Orders:
         if len(folds) > 1:  # what is the same but for the names of axes is computed once
             folds = list({self._form(node): node for node in folds}.values())
         for node in folds:
-            several = OF_SEVERAL if _factors(node.body) > 2 else 1.0
-            found += several * self.size(self.visited(node)) * (not isinstance(node.body, Reduce))
+            if not isinstance(node.body, Reduce):
+                operands = _operands(node.body)
+                found += (OF_SEVERAL if len(operands) > 2 else 1.0) * self.size(self.visited(node))
+                found += sum(self.size(free_axes(each)) for each in operands if _is_product(each))
             found += STORED * self.size(free_axes(node)) * (node not in inner)
         return found
 
@@ -767,8 +770,11 @@ class Orders:
                     if part & members & -members:  # each division into two once
                         for one, other in product(best[part], best[members ^ part]):
                             joined, cost = _times(one.value, other.value), one.cost + other.cost
-                            several = one.is_open or other.is_open
-                            for each in parts_of(members, cost, joined, one.axes | other.axes, several):
+                            had, several = one.axes | other.axes, False
+                            for each in (one, other):
+                                several |= each.is_open and each.axes == had
+                                cost += self.size(each.axes) * (each.is_open and each.axes != had)
+                            for each in parts_of(members, cost, joined, had, several):
                                 key = each.axes, each.is_open
                                 if key not in cheapest or each.cost < cheapest[key].cost:
                                     cheapest[key] = each
@@ -823,14 +829,18 @@ def sum_over(value: Expr, axes: Collection[str], block: Block) -> Expr:
     return value
 
 
-def _factors(expr: Expr) -> int:
-    """How many factors a product has, under its masks."""
+def _operands(expr: Expr, axes: frozenset[str] | None = None) -> list[Expr]:
+    """The factors of a product, under its masks; those that are products along fewer axes are computed before, and one factor."""
     match expr:
-        case Call("mul", (left, right)):
-            return _factors(left) + _factors(right)
         case Call("where", (_, value, zero)) if _is_number(zero, 0):
-            return _factors(value)
-    return 1
+            return _operands(value, axes)
+        case Call("mul", (left, right)) if axes in (None, own := free_axes(expr)):
+            return _operands(left, own) + _operands(right, own)
+    return [expr]
+
+
+def _is_product(expr: Expr) -> bool:
+    return isinstance(expr, Call) and expr.fn == "mul"
 
 
 def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
