@@ -432,6 +432,7 @@ PROGRAMS: Mapping[str, Order] = {
         lambda a, b: (a @ b).square().sum(),
         lambda a, b: ((a.T @ a) * (b @ b.T)).sum(),  # the sum of its terms may cancel
         "ik",
+        reassociate="free",
     ),
     "Gram matrix and a trace": Order(
         "y = sum[i](sum[j](sum[k](a[i,k] * a[j,k]) * where(i == j, 1, 0)))",

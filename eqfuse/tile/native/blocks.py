@@ -23,6 +23,10 @@ from eqfuse.tile.nodes import Dot, Elementwise, FoldTile, Kernel, LoadTile, Redu
 SHARE = 0.25
 """How much of the cache the widest tile may take: beside it are others, and what is streamed past."""
 
+AGAIN = 4
+"""How many times as much a tile may take before it is divided along an axis that a matrix product lacks: each part computes that one
+again."""
+
 VECTORS = 64
 """Vectors of a block along an axis of the grid that is walked in vectors: long runs in memory."""
 
@@ -117,9 +121,13 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
     alone = _alone(kernel, items, sizes)
     rows_walked = _rows_walked(kernel, items)
     fitting = {axis: walked.get(axis, size) for axis, size in grid.items() if axis in matrix}
-    while widest > most and max(fitting.values(), default=0) > LANES:
-        longest = max(fitting, key=fitting.__getitem__)
-        fitting[longest] //= 2
+    again = {axis for axis in fitting if any(axis not in dims for dims in _products(items))}
+    while shrinkable := {
+        axis: n
+        for axis, n in fitting.items()
+        if n > LANES and widest > most * (AGAIN if axis in again else 1)
+    }:
+        fitting[max(shrinkable, key=shrinkable.__getitem__)] //= 2
         widest //= 2
 
     def block(of: Block) -> Block:
