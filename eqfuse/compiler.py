@@ -22,7 +22,7 @@ from eqfuse.compiled import Asked, Candidates, Compiled
 from eqfuse.derived import Derived, Timings, rewritten
 from eqfuse.errors import BindError, ScheduleError, did_you_mean
 from eqfuse.extract.candidates import Candidate, PlanSearch, by_cost, of_form, pick
-from eqfuse.extract.cost import sort_seconds
+from eqfuse.extract.cost import least_seconds, sort_seconds
 from eqfuse.extract.devices import Device
 from eqfuse.limits import OverLimit
 from eqfuse.loops.contraction import tiled_axes
@@ -298,6 +298,15 @@ def _choose(
     derived: Derived, asked: Asked, partition: Partition, search: PlanSearch
 ) -> tuple[list[Candidate], Candidate]:
     program, prefer = derived.program, asked.prefer
+    order = reassociated(program, asked.extents) if prefer in (None, *SCANS) else ()
+    ordered: list[Candidate] = []
+    if order:
+        others = plans(derived, derived.in_order(order), partition, search)
+        ordered = [of_form(candidate, "reassociated", order) for candidate in others]
+        cost = ordered[0].plan.cost if ordered else None
+        least = least_seconds(derived.outputs, asked.extents, asked.device)
+        if prefer is None and cost is not None and cost.seconds < least:
+            return ordered, ordered[0]
     found = plans(derived, derived.outputs, partition, search)
     if prefer == "multi_pass" and derived.outputs != program.outputs:
         written = as_written(derived, partition, search)
@@ -306,9 +315,7 @@ def _choose(
         apart = plans(derived, derived.taken_apart(), partition, search)
         merged = (c for c in apart if c.plan.schedule in ("rolling", "split_k") and not _is_stuck(c))
         found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
-    if prefer in (None, *SCANS) and (order := reassociated(program, asked.extents)):
-        others = plans(derived, derived.in_order(order), partition, search)
-        found = by_cost([*(of_form(c, "reassociated", order) for c in others), *found])
+    found = by_cost([*ordered, *found])
     return found, pick(found, prefer, tuple(derived.groups.values()))
 
 

@@ -30,6 +30,7 @@ from eqfuse.extract.traffic import load_seconds
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.plan import Cost, KernelConfig, Term
 from eqfuse.terms.integers import power_of_two
+from eqfuse.terms.nodes import Call, Output, free_axes, reductions, walk
 
 FLOAT_BYTES = 4
 
@@ -46,6 +47,18 @@ def total(kernels: Iterable[Sequence[Term]]) -> Cost:
 STREAMED = 1.5
 """How many times as long as its arithmetic the bytes of a kernel take that waits for memory. The model counts bytes that thread blocks read together
 as often as they might be read, so that a large product takes about as long for its bytes as for its multiplications."""
+
+
+def least_seconds(outputs: Iterable[Output], extents: Mapping[str, int], device: Device) -> float:
+    """Seconds that any plan of these outputs takes at least: one operation for each element of a reduction, at the device's highest
+    rate. Of a reduction under a mask, whose loops may be shorter, nothing is known."""
+    bodies = (fold.body for fold in reductions(*(output.expr for output in outputs)))
+    visited = (
+        math.prod(float(extents[axis]) for axis in free_axes(body))
+        for body in bodies
+        if not any(isinstance(node, Call) and node.fn == "where" for node in walk(body))
+    )
+    return max(visited, default=0.0) / max(device.matrix_half, device.matrix_float, device.elementwise)
 
 
 def sort_seconds(positions: int, device: Device) -> float:
