@@ -156,3 +156,23 @@ def test_names_of_parts_stay_with_them() -> None:
     part = term("Red", ("sum", "j_1", "A"), other.args)
     assert NAMES.is_renamed(whole, other)
     assert not NAMES.is_renamed(whole, part) and not NAMES.is_renamed(part, whole)
+
+
+@pytest.mark.parametrize(
+    ("mask", "summed", "read"),
+    [("j == l", "a[i, j] * b[j]", "a[i, l] * b[l]"), ("l == j", "b[j] + N(j)", "b[l] + N(j)")],
+)
+def test_the_position_of_an_axis_of_the_same_extent_is_one(mask: str, summed: str, read: str) -> None:
+    value, found = (fold.args[0] for fold in folds(f"sum[j]({summed})", f"sum[l]({read})"))
+    assert NAMES.selects_one(mask, value, found, "j")
+    for wrong in ("j == k", "j <= l", "j == l + 0", "j == x", "j == j"):
+        assert not NAMES.selects_one(wrong, value, found, "j")
+    assert not NAMES.selects_one(mask, found, value, "j")
+    assert not NAMES.selects_one(mask, value, value, "j")
+
+
+def test_a_closed_form_may_know_that_two_axes_have_one_extent() -> None:
+    body, found = (fold.args[0] for fold in folds("sum[j](where(j <= i, 1, 0))", "sum[j](i + 1)"))
+    assert totals(body, found, "j", (), (), ("i",))
+    assert not totals(body, found, "j", (), (), NAMES.alike("j"))
+    assert NAMES.alike("j") == {"l"} and not NAMES.alike("k")

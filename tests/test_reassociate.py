@@ -71,6 +71,10 @@ POSITIONS = {
     "where(0 < min(L[i], N(j) - 1) + 1, min(L[i], N(j) - 1) + 1, 0)",
     "y[i] = sum[j]((2 * j + 1) * max[k](x[i,k]))": "max[k](x[i, k]) * (N(j) + 2 * (N(j) * (N(j) - 1) // 2))",
     "y[i] = sum[j](where((x[i] > 0) & (j >= 2), 2.5, 0))": "where(x[i] > 0, where(2 < N(j), 2.5 * (N(j) - 2), 0), 0)",
+    "i: axis[j]\ny[i] = sum[j](where(j < i, j * z[i], 0))": "where(0 < i, z[i] * (i * (i - 1) // 2), 0)",
+    "i: axis[j]\ny[i] = sum[j](where(j <= i, z[i], 0))": "z[i] * (i + 1)",
+    "i: axis[j]\ny[i] = sum[j](where((j <= i) & (i < j + 3), z[i], 0))": "where(max(i - 3, -1) + 1 < i + 1, z[i] * "
+    "(i + 1 - (max(i - 3, -1) + 1)), 0)",
     "y = sum[i](sum[j](where(j < i, j * i, 0)) * x[i])": "sum[i](where(0 < min(i, N(j)), i * (min(i, N(j)) * (min(i, N(j)) - 1) // 2), 0) "
     "* x[i])",
 }
@@ -107,9 +111,8 @@ def test_an_order_runs_verified_and_proved(text: str) -> None:
         )
         tensors[tensor.name] = torch.randn(shape, generator=rng) if made is None else made
     read = {axis for tensor in program.tensors for axis in tensor.axes}
-    given = dict.fromkeys(program.scalars, 1.5) | {
-        "sizes": {a: n for a, n in extents.items() if a not in read}
-    }
+    free = extents.keys() - read - program.domains.keys()
+    given = dict.fromkeys(program.scalars, 1.5) | {"sizes": {axis: extents[axis] for axis in free}}
     got = kernel(**tensors, **given)
     assert kernel.plan.form == "reassociated" and kernel.refused is None
     exact = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
@@ -145,6 +148,41 @@ def test_a_chain_is_in_the_best_order_of_all() -> None:
         own = visited(found, sizes) - 5 * dims[0] * dims[4]  # what every order writes
         written = visited(parse(text).outputs, sizes) - 5 * dims[0] * dims[4]
         assert own == cheapest(0, 4) or (own == written and cheapest(0, 4) > 0.7 * written)
+
+
+OWN = {
+    "i: axis[j]\ny[i,e] = sum[j](where(i == j, d[i], 0) * b[j,e])": ("d[i] * b[i, e]", "n", "ne"),
+    "j: axis[i]\ny = sum[i](sum[j](where(j == i, a[i,j] + N(j), 0)))": ("sum[i](a[i, i] + N(j))", "nn"),
+    "y[i] = sum[j]((where(i == j, 1, 0) + sum[r](u[i,r] * u[j,r])) * x[j])": (
+        "x[i] + sum[r](u[i, r] * sum[j](u[j, r] * x[j]))",
+        "nr",
+        "n",
+    ),
+    "j: axis[i]\ny[i] = x[i] * sum[k](z[i,k] * sum[j](where(i == j, w[k], 0)))": (
+        "x[i] * sum[k](z[i, k] * w[k])",
+        "n",
+        "nk",
+        "k",
+    ),
+}
+"""The position of an axis of the same extent is one of the axis, and read without a bound; and the shapes of the inputs."""
+
+
+@pytest.mark.parametrize("text", OWN)
+@pytest.mark.parametrize("size", [200, 1, 0])
+def test_the_position_of_an_axis_of_the_same_extent_is_read_as_it_is(text: str, size: int) -> None:
+    wanted, *shapes = OWN[text]
+    (output,) = outputs_of(text)
+    assert show(output.expr) == wanted
+    kernel = eq.compile(text, target="cpu", native="off")
+    assert kernel.plan.order and kernel.certificate.ok
+    extents = {"n": size, "e": 3, "r": 4, "k": 5}
+    tensors = [torch.randn([extents[axis] for axis in shape]) for shape in shapes]
+    given = {tensor.name: data for tensor, data in zip(kernel.program.tensors, tensors, strict=True)}
+    want = torch.as_tensor(np.asarray(eq.reference(text)(**{n: data.double() for n, data in given.items()})))
+    torch.testing.assert_close(kernel(**given), want.float(), rtol=1e-4, atol=1e-3)
+    verdict = kernel.derivation.check(text)
+    assert verdict, verdict.why
 
 
 TWICE = {
@@ -544,12 +582,15 @@ def test_other_sums_have_none(text: str) -> None:
 @pytest.mark.parametrize("size", [0, 1, 7, 300])
 def test_a_closed_form_runs_verified_and_proved(text: str, size: int) -> None:
     """At sizes for which it is chosen, as its plan runs at others: an empty axis, one position, more and less than the other axis."""
-    kernel = eq.compile(text, target="cpu", native="off", sizes=dict.fromkeys(sized_axes(parse(text)), 2000))
+    known = parse(text)
+    sizes = dict.fromkeys({*sized_axes(known)} - known.domains.keys(), 2000)
+    kernel = eq.compile(text, target="cpu", native="off", sizes=sizes)
     order = reassociated(kernel.program, dict.fromkeys(sized_axes(kernel.program), 2000))
     program = replace(kernel.program, outputs=order)
     given: dict[str, np.ndarray] = {}
     rng = np.random.default_rng(0)
-    extents = {axis: size if axis == "j" else 40 for axis in sized_axes(program)}
+    same = {copy for copy, axis in program.domains.items() if axis == "j"}
+    extents = {axis: size if axis in {"j", *same} else 40 for axis in sized_axes(program)}
     for tensor in program.tensors:
         shape = [extents[axis or ""] for axis in tensor.axes]
         whole = tensor.name in program.integer_tensors
@@ -557,7 +598,7 @@ def test_a_closed_form_runs_verified_and_proved(text: str, size: int) -> None:
     if "x" in given and given["x"].size and size:
         given["x"].flat[0] = np.inf  # of which nothing is summed where a mask keeps no position
     read = {axis for tensor in program.tensors for axis in tensor.axes}
-    sizes = {axis: n for axis, n in extents.items() if axis not in read}
+    sizes = {axis: n for axis, n in extents.items() if axis not in {*read, *program.domains}}
     want, got = (np.asarray(reference(each, given, sizes=sizes)) for each in (kernel.program, program))
     finite = np.isfinite(want)
     np.testing.assert_allclose(got[finite], want[finite], rtol=1e-12)

@@ -163,6 +163,7 @@ REASSOCIATED = (
     "y[i] = sum[j](where((j == p[i]) & (i < 9), -(x[j] + sum[k](a[j,k] * b[k])), 0) * z[j])",
     "y[i] = sum[j](where(j <= i, x[i] * z[i], 0))",
     "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * sum[j](c[j] * d[j,k]))",
+    "i: axis[j]\ny[i,e] = sum[j](where(i == j, d[i], 0) * b[j,e])",
 )
 """Programs whose sums and products have a cheaper order."""
 

@@ -139,13 +139,14 @@ class World:
                     self.values[both] = self._applied("minimum", list(map(self.variable, others)))
                 case "totals", [value, total, axis]:
                     self.values[total] = self._reduced("sum", axis, self.variable(value))
-                case "selects", [mask, value, inside, read, axis]:
+                case ("selects", [mask, value, *_, read, axis]) | ("selects_one", [mask, value, read, axis]):
                     place, shape = self.axis(axis), [1, 1]
                     shape[place] = count = self.positions[place]
-                    chosen = self.rng.integers(0, count + 1, (SAMPLES, 1, 1))
+                    chosen = self.rng.integers(0, count + (name == "selects"), (SAMPLES, 1, 1))
                     numbers = np.where(np.arange(count).reshape(shape) == chosen, 1.0, -1.0)
                     self.values[mask] = drawn_in(self.domain, self.draw, numbers, self.rng)
-                    self.values[inside] = self._reduced("max", axis, self.values[mask])
+                    if name == "selects":
+                        self.values[names[2]] = self._reduced("max", axis, self.values[mask])
                     kept = self.domain.where(
                         self._truth(self.values[mask]), self.variable(value), self._full(0.0)
                     )
@@ -377,6 +378,9 @@ class World:
                     return _every((count == (inside > 0)) & (~(mask > 0) | _close(value, read)))
                 case "renamed", [fold, other]:
                     return _agree(fold, other)
+                case "selects_one", [mask, value, read]:
+                    count = np.sum(mask > 0, along, keepdims=True)
+                    return _every((count == 1) & (~(mask > 0) | _close(value, read)))
                 case "totals", [value, total]:
                     return _agree(total, np.sum(value, along, keepdims=True))
                 case "masked", [value, mask]:

@@ -232,10 +232,17 @@ class Ground:
                 str(axis),
             ):
                 return selects(text, value, inside, read, axis, self.integers, self.scalars)
+            case "selects_one", (
+                Term(head="Leaf", words=(text,)),
+                Term() as value,
+                Term() as read,
+                str(axis),
+            ):
+                return self.axes.selects_one(text, value, read, axis)
             case "renamed", (Term() as fold, Term() as other):
                 return self.axes.is_renamed(fold, other)
             case "totals", (Term() as value, Term() as result, str(axis)):
-                return totals(value, result, axis, self.integers, self.scalars)
+                return totals(value, result, axis, self.integers, self.scalars, self.axes.alike(axis))
             case "scalar", (Term(head="Leaf", words=(text,)),):
                 return text in self.scalars
             case "state", (Term() as a,):

@@ -89,6 +89,13 @@ class AxisNames:
                 return None
         return self.extents.get(name, name) if name in self.axes else None
 
+    def alike(self, axis: str) -> frozenset[str]:
+        """The other axes of the program that have the extent of one."""
+        found = self.extent(axis)
+        return frozenset(
+            each for each in self.axes if each != axis and self.extent(each) == found is not None
+        )
+
     def root(self, name: str) -> str:
         """The axis of the program of which this is a name."""
         return name if name in self.names else name.rpartition("_")[0]
@@ -110,6 +117,17 @@ class AxisNames:
             given = [dict(zip(own, each, strict=True)) for each in orders]
             ways = [{**way, **each} for way in ways for each in given]
         return [tuple(way[axis] for axis in axes) for way in ways]
+
+    def selects_one(self, text: str, value: Term, read: Term, axis: str) -> bool:
+        """Whether a condition says that two axes of one extent have the same position, and `read` is `value` with that of the other axis
+        in place of that of `axis`."""
+        match parsed(text):
+            case ast.Compare(ast.Name(one), [ast.Eq()], [ast.Name(two)]) if axis in (one, two) and one != two:
+                other = two if one == axis else one
+                found = self.extent(axis)
+                same = found is not None and found == self.extent(other)
+                return same and _Moved(axis, parsed(other), is_name=True).same(value, read)
+        return False
 
     def is_renamed(self, fold: Term, other: Term) -> bool:
         """Whether a fold over an axis is another one over an axis of the same extent, at whose positions it reads."""

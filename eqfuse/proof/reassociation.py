@@ -221,7 +221,7 @@ class _Path:
     def _position(self, text: str, axis: str) -> tuple[Expr, Expr] | None:
         """The position of an axis that a mask selects, and whether it is one."""
         found = self._leaves.get(text)
-        return None if found is None else position_of(found, axis, self._dtypes)
+        return None if found is None else position_of(found, axis, self._dtypes, self._names.extents)
 
     def _select(self, at: Position, axis: str, depth: tuple[int, int]) -> None:
         """Brings a sum next to the mask that selects a position of its axis, and reads what it sums there."""
@@ -242,7 +242,10 @@ class _Path:
                 self._rename(below)
         value = subterm(self.root, (*place, 0, 1))
         read = self._moved(value, {axis: position})
-        self.step("select-position", place, r=self._leaf(inside), g=read)
+        if inside is Const(True):
+            self.step("select-own-position", place, g=read)
+        else:
+            self.step("select-position", place, r=self._leaf(inside), g=read)
         self.normalise(place)
         for level in reversed(range(len(at), len(place))):
             self.top(place[:level])
@@ -300,7 +303,7 @@ class _Path:
             return None
         unknown: list[Term] = []
         body = self._expression(here, axis, unknown)
-        made = None if body is None else total([body], axis, self._dtypes)
+        made = None if body is None else total([body], axis, self._dtypes, self._names.extents)
         if made is None:
             return None
         found = reading(made, strict_casts=True, leaves=self._leaves)

@@ -31,16 +31,25 @@ class _NoNumber(Exception):
     """A term that has no value on integers."""
 
 
-def totals(body: Term, result: Term, axis: str, integers: Collection[str], scalars: Collection[str]) -> bool:
-    """Whether a term is the sum of another one over an axis. `integers` are the tensors and scalars that hold integers; what else does not
-    vary with the axis may be any number."""
+def totals(
+    body: Term,
+    result: Term,
+    axis: str,
+    integers: Collection[str],
+    scalars: Collection[str],
+    alike: Collection[str] = (),
+) -> bool:
+    """Whether a term is the sum of another one over an axis. `integers` are the tensors and scalars that hold integers, `alike` other axes
+    of its extent; what else does not vary with the axis may be any number."""
     if axis in free_names(result, {}):
         return False
     random = Random(0)
     try:
         for size in SIZES:
+            if size == 0 and not (free_names(body, {}) | free_names(result, {})).isdisjoint(alike):
+                continue  # there is no position of another axis either
             for _ in range(TRIALS):
-                trial = _Trial(axis, size, integers, scalars, random)
+                trial = _Trial(axis, size, integers, scalars, random, alike)
                 if sum(trial.number(body, at) for at in range(size)) != trial.number(result, None):
                     return False
     except _NoNumber:
@@ -57,6 +66,7 @@ class _Trial:
     integers: Collection[str]
     scalars: Collection[str]
     random: Random
+    alike: Collection[str]
     known: dict[object, int] = field(default_factory=dict)
 
     def number(self, term: Term, at: int | None) -> Number:
@@ -93,9 +103,9 @@ class _Trial:
             raise _NoNumber
         return self._any(term)
 
-    def _any(self, key: object, least: int = LEAST) -> int:
+    def _any(self, key: object, least: int = LEAST, greatest: int = GREATEST) -> int:
         if key not in self.known:
-            self.known[key] = self.random.randint(least, GREATEST)
+            self.known[key] = self.random.randint(least, greatest)
         return self.known[key]
 
     def _value(self, node: ast.expr, at: int | None) -> int:
@@ -105,12 +115,14 @@ class _Trial:
                 return value
             case ast.Name(name) if name == self.axis and at is not None:
                 return at
+            case ast.Name(name) if name in self.alike:
+                return self._any(name, 0, max(0, self.size - 1))
             case ast.Name(name) if name != self.axis and (name in self.integers or name not in self.scalars):
                 return self._any(name, LEAST if name in self.integers else 0)
             case ast.Subscript(ast.Name(name)) if name in self.integers and self.axis not in _names(node):
                 return self._any(ast.dump(node))
             case ast.Call(ast.Name("N"), [ast.Name(name)]):
-                return self.size if name == self.axis else self._any(("N", name), 0)
+                return self.size if name == self.axis or name in self.alike else self._any(("N", name), 0)
             case ast.Call(ast.Name("min" | "max" as name), args) if args:
                 return {"min": min, "max": max}[name](self._value(arg, at) for arg in args)
             case ast.UnaryOp(ast.USub(), inner):

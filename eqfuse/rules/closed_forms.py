@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import zip_longest
+from types import MappingProxyType
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.integer_terms import minus, plus, times
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Scalar, Size, call, free_axes, walk
+from eqfuse.terms.prefixes import Extents, is_as_long
 from eqfuse.terms.types import kind
 
 MOST_POSITIONS = 2**19
@@ -25,9 +27,11 @@ MOST_POSITIONS = 2**19
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
-def total(factors: Sequence[Expr], axis: str, dtypes: Mapping[str, str]) -> Expr | None:
+def total(
+    factors: Sequence[Expr], axis: str, dtypes: Mapping[str, str], same: Extents = MappingProxyType({})
+) -> Expr | None:
     """The sum over an axis of a product, where all of it that varies with the axis is made of positions; None where it has no
-    closed form. `dtypes` are those of inputs."""
+    closed form. `dtypes` are those of inputs; positions of axes of the `same` extent are below its size."""
     around: list[Expr] = []
     fixed: list[Expr] = []
     powers: tuple[Expr, ...] = (Const(1),)
@@ -45,7 +49,8 @@ def total(factors: Sequence[Expr], axis: str, dtypes: Mapping[str, str]) -> Expr
         bound = _bound(mask, axis, dtypes)
         if bound is None:
             return None
-        first, end = bound.within(first, end)
+        is_inside = isinstance(bound.at, Axis) and is_as_long(bound.at.name, axis, same)
+        first, end = bound.within(first, end, is_inside)
     if len(powers) > 3 or (len(powers) == 1 and not masks):
         return None
     sums = (
@@ -53,7 +58,7 @@ def total(factors: Sequence[Expr], axis: str, dtypes: Mapping[str, str]) -> Expr
         for degree, power in enumerate(powers)
     )
     found = _product_of([*fixed, reduce(plus, sums)])
-    if masks:
+    if masks and not _has_positions(first, end):
         found = call("where", call("lt", first, end), found, Const(0))
     for mask in around:
         if mask not in masks:
@@ -125,9 +130,11 @@ class _Bound:
     is_upper: bool
     is_one: bool
 
-    def within(self, first: Expr, end: Expr) -> tuple[Expr, Expr]:
+    def within(self, first: Expr, end: Expr, is_inside: bool) -> tuple[Expr, Expr]:
         """The first position, and the one after the last, that are left of these. The integer is bounded before 1 is added to it: it may
-        be the greatest there is."""
+        be the greatest there is. One that `is_inside` is a position of the axis itself, where these are all."""
+        if is_inside and self.is_upper and isinstance(end, Size):
+            return first, plus(self.at, Const(int(self.is_one)))
         match self.is_upper, self.is_one:
             case True, True:
                 return first, plus(_smallest(self.at, minus(end, Const(1))), Const(1))
@@ -161,6 +168,14 @@ def _bound(mask: Expr, axis: str, dtypes: Mapping[str, str]) -> _Bound | None:
         at = call("floordiv", at if order in ("le", "gt") else minus(at, Const(1)), Const(steps))
         is_one = is_upper
     return _Bound(at, is_upper, is_one)
+
+
+def _has_positions(first: Expr, end: Expr) -> bool:
+    """Whether there is a position from the first one to one behind the position of an axis."""
+    match end:
+        case Call("add", (Axis(), Const(1))):
+            return first is Const(0)
+    return False
 
 
 def _first_powers(end: Expr, degree: int) -> Expr:

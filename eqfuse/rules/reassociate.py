@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import combinations, product
+from types import MappingProxyType
 
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.names import Names
@@ -60,7 +61,7 @@ from eqfuse.terms.nodes import (
     without_names,
 )
 from eqfuse.terms.parser import sized_axes, spare_axes
-from eqfuse.terms.prefixes import Extents, alike, form_of, scanned
+from eqfuse.terms.prefixes import Extents, alike, form_of, is_as_long, scanned
 from eqfuse.terms.types import kind, program_dtypes
 
 MOST_FACTORS = 8
@@ -452,11 +453,13 @@ def _names_of(block: Block) -> frozenset[str]:
     return _axes_of(block) | {fold.axis for fold in reductions(*block.factors)}
 
 
-def selected(block: Block, dtypes: Mapping[str, str], copies: Copies = NO_COPIES) -> Block:
+def selected(
+    block: Block, dtypes: Mapping[str, str], copies: Copies = NO_COPIES, same: Extents = MappingProxyType({})
+) -> Block:
     """A block without the axes of which its masks select one position, the last ones by name first."""
     for axis in sorted(block.axes, reverse=True):
         for place, factor in enumerate(block.factors):
-            found = _selection(factor, axis, dtypes)
+            found = _selection(factor, axis, dtypes, same)
             if found is None or axis in rank_axes(*block.factors):
                 continue
             at, inside, rest = found
@@ -467,29 +470,38 @@ def selected(block: Block, dtypes: Mapping[str, str], copies: Copies = NO_COPIES
                 continue
             read = [substitute_axes(each, {axis: at}) for each in factors]
             made = [
-                call("where", inside, new, Const(0)) if new is not old else old
+                call("where", inside, new, Const(0)) if new is not old and inside is not Const(True) else new
                 for new, old in zip(read, factors, strict=True)
             ]
-            if made == list(factors):
+            if inside is Const(True):
+                made = made or [Const(1)]
+            elif made == list(factors):
                 made.append(call("where", inside, Const(1), Const(0)))
-            return selected(_without_axis(block, axis, tuple(made)), dtypes, copies)
+            return selected(_without_axis(block, axis, tuple(made)), dtypes, copies, same)
     return block
 
 
-def closed(block: Block, extents: Mapping[str, int], dtypes: Mapping[str, str]) -> Block:
+def closed(
+    block: Block,
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    same: Extents = MappingProxyType({}),
+) -> Block:
     """A block without the axes along which all that varies is made of positions, whose sums have closed forms."""
     for axis in block.axes:
-        made = _total(block, axis, dtypes) if extents[axis] <= MOST_POSITIONS else None
+        made = _total(block, axis, dtypes, same) if extents[axis] <= MOST_POSITIONS else None
         if made is not None:
             kept = tuple(factor for factor in block.factors if axis not in free_axes(factor))
-            return closed(_without_axis(block, axis, (*kept, made)), extents, dtypes)
+            return closed(_without_axis(block, axis, (*kept, made)), extents, dtypes, same)
     return block
 
 
-def _total(block: Block, axis: str, dtypes: Mapping[str, str]) -> Expr | None:
+def _total(
+    block: Block, axis: str, dtypes: Mapping[str, str], same: Extents = MappingProxyType({})
+) -> Expr | None:
     """The closed form of the sum over an axis of the factors of a block that have it; None where there is none."""
     own = [factor for factor in block.factors if axis in free_axes(factor)]
-    return total(own, axis, dtypes) if own else None
+    return total(own, axis, dtypes, same) if own else None
 
 
 def _without_axis(block: Block, axis: str, factors: tuple[Expr, ...]) -> Block:
@@ -504,7 +516,7 @@ def _without_axis(block: Block, axis: str, factors: tuple[Expr, ...]) -> Block:
 
 
 def _selection(
-    factor: Expr, axis: str, dtypes: Mapping[str, str]
+    factor: Expr, axis: str, dtypes: Mapping[str, str], same: Extents
 ) -> tuple[Expr, Expr, tuple[Expr, ...]] | None:
     """Of a mask that selects one position of an axis: where that is, whether it is one of the axis, and what is left of the factor."""
     conditions: list[Expr] = []
@@ -513,7 +525,7 @@ def _selection(
         condition, value, _ = value.args
         conditions += conjuncts(condition)
     for place, each in enumerate(conditions):
-        if (found := position_of(each, axis, dtypes)) is not None:
+        if (found := position_of(each, axis, dtypes, same)) is not None:
             others = [*conditions[:place], *conditions[place + 1 :]]
             rest = call("where", reduce(partial(call, "and"), others), value, Const(0)) if others else value
             return *found, () if _is_number(rest, 1) else (rest,)
@@ -524,14 +536,19 @@ def _is_number(expr: Expr, number: int) -> bool:
     return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == number
 
 
-def position_of(condition: Expr, axis: str, dtypes: Mapping[str, str]) -> tuple[Expr, Expr] | None:
-    """The index that reads at the position of an axis that a condition selects, and whether that is a position of it; None where it
-    selects none."""
+def position_of(
+    condition: Expr, axis: str, dtypes: Mapping[str, str], same: Extents
+) -> tuple[Expr, Expr] | None:
+    """The index that reads at the position of an axis that a condition selects, and whether that is a position of it, which one of an axis of
+    the `same` extent always is; None where it selects none."""
     at = _compared(condition, axis)
     if at is None or kind(at, dtypes) != "int" or (inside := _inside(at, axis)) is None:
         return None
-    # A position of another axis is shifted, by nothing, for it may be past the end.
-    return (call("add", at, Const(0)) if isinstance(at, Axis) else at), inside
+    if isinstance(at, Axis):
+        if is_as_long(at.name, axis, same):
+            return at, Const(True)
+        return call("add", at, Const(0)), inside  # shifted, by nothing, for it may be past the end
+    return at, inside
 
 
 def _compared(condition: Expr, axis: str) -> Expr | None:
@@ -688,7 +705,8 @@ class Orders:
 
     def _orders(self, block: Block, terms: int) -> Iterator[Expr]:
         """Other orders of a block."""
-        block = closed(selected(block, self._dtypes, self._copies), self._extents, self._dtypes)
+        same = self._same or {}
+        block = closed(selected(block, self._dtypes, self._copies, same), self._extents, self._dtypes, same)
         factors = tuple(map(self.best, block.factors))
         if 0 < len(factors) <= MOST_FACTORS:
             yield from self.contracted(replace(block, factors=factors))

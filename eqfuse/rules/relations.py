@@ -74,6 +74,7 @@ _ROWS = (
     Relation(
         "selects", "q, f, r, g, X", "{0} holds at one position of {4} where {2} does, and {1} is {3} there"
     ),
+    Relation("selects_one", "q, f, g, X", "{0} holds at one position of {3}, and {1} is {2} there"),
     Relation("renamed", "e, f", "{1} is {0} with another name for its axis"),
     Relation("totals", "e, f, X", "{1} is the sum of {0} over all positions of {2}"),
     # States of a merge

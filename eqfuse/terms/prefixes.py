@@ -130,6 +130,11 @@ def form_of(expr: Expr, extents: Extents) -> tuple[object, tuple[str, ...]]:
     return (form, tuple(extents.get(axis, axis) for axis in axes)), axes
 
 
+def is_as_long(axis: str, other: str, extents: Extents) -> bool:
+    """Whether two axes are known to have one extent."""
+    return extents.get(axis, axis) == extents.get(other, other)
+
+
 @once
 def alike(program: Program) -> Extents:
     """The extents of the axes of a program: those that it declares, and those of the dimensions that axes are read along."""

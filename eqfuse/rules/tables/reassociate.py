@@ -45,6 +45,13 @@ REASSOCIATE = RuleSet(
             "a sum of which one term is not 0",
         ),
         Rewrite(
+            "select-own-position",
+            "sum[D](where(q, f, 0))",
+            "g",
+            ("selects_one(q, f, g, D)",),
+            "a sum of which one term is not 0, the one at the position of an axis of the same extent",
+        ),
+        Rewrite(
             "sum-positions", "sum[D](e)", "f", ("totals(e, f, D)",), "a sum over positions in closed form"
         ),
         Rewrite(
