@@ -38,11 +38,23 @@ def kernel(name: str) -> Kernel:
 @pytest.mark.slow
 def test_gradients_of_a_router_are_derived(wrt: str) -> None:
     """What is stored is numbered as it is made, whoever reads it first."""
-    found = eq.compile(str(eq.grad(EXPERTS, wrt=(wrt,))), target="cpu", verify=False, native="off")
+    text = str(eq.grad(EXPERTS, wrt=(wrt,)))
+    found = eq.compile(text, target="cpu", verify=False, native="off", reassociate="exact")
     verdict = found.derivation.check()
     assert verdict, verdict.why
     stored = [o.name for k in found.plan.kernels for o in k.outputs if o.name.startswith("stored")]
     assert len(stored) > 1 and stored == [f"stored{number + 1}" for number in range(len(stored))]
+
+
+@pytest.mark.slow
+def test_a_router_s_gradient_reads_what_was_chosen() -> None:
+    """The sum over all experts is over those of a token alone, in an order that is derived: its positions are found by a reduction."""
+    text = str(eq.grad(EXPERTS, wrt=("h",)))
+    found = eq.compile(text, target="cpu", verify=False, native="off")
+    assert found.plan.order and "sum[x]" not in str(found.loops)
+    verdict = found.derivation.check(text)
+    assert verdict, verdict.why
+    assert not found.derivation.proof.gaps and {"select-position", "rename-axis"} <= {*found.derivation.rules}
 
 
 def changed(data: dict[str, Any], old: str, new: str) -> eq.Verdict:

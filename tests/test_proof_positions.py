@@ -7,7 +7,7 @@ import re
 import pytest
 
 from eqfuse.proof.elaborate import reading
-from eqfuse.proof.positions import AxisNames, conjuncts, selects
+from eqfuse.proof.positions import AxisNames, computed_load, conjuncts, selects, selects_computed
 from eqfuse.proof.syntax import Term, term
 from eqfuse.proof.totals import totals
 from eqfuse.terms.parser import parse
@@ -176,3 +176,66 @@ def test_a_closed_form_may_know_that_two_axes_have_one_extent() -> None:
     assert totals(body, found, "j", (), (), ("i",))
     assert not totals(body, found, "j", (), (), NAMES.alike("j"))
     assert NAMES.alike("j") == {"l"} and not NAMES.alike("k")
+
+
+BEST = "argmax[v](s[i, v] * u[v])"
+FOUND = [
+    (f"k == {BEST}", "w[k, j]", f"(0 <= {BEST}) & ({BEST} < N(k))", f"w[{BEST}, j]"),
+    (f"{BEST} == k", "w[k, j] * k", f"(0 <= {BEST}) & ({BEST} < N(k))", f"w[{BEST}, j] * {BEST}"),
+]
+NOT_FOUND = [
+    (f"k <= {BEST}", "w[k, j]", f"(0 <= {BEST}) & ({BEST} < N(k))", f"w[{BEST}, j]"),  # holds at several
+    (
+        f"k == {BEST}",
+        "w[k, j]",
+        f"(0 <= {BEST}) & ({BEST} < N(j))",
+        f"w[{BEST}, j]",
+    ),  # inside of another axis
+    (f"k == {BEST}", "w[k, j]", f"{BEST} < N(k)", f"w[{BEST}, j]"),
+    (
+        f"k == {BEST}",
+        "w[k, j]",
+        f"(0 <= {BEST}) & ({BEST} < N(k))",
+        "w[argmax[v](s[i, v]), j]",
+    ),  # another position
+    (f"k == {BEST}", "w[k, j]", f"(0 <= {BEST}) & ({BEST} < N(k))", f"z[{BEST}, j]"),
+    (f"k == {BEST}", "w[k, k]", f"(0 <= {BEST}) & ({BEST} < N(k))", f"w[{BEST}, k]"),
+    (f"k == {BEST}", "sum[i](w[k, i])", f"(0 <= {BEST}) & ({BEST} < N(k))", f"sum[i](w[{BEST}, i])"),  # bound
+    ("k == sum[v](v)", "k * z[i, j]", "(0 <= sum[v](v)) & (sum[v](v) < N(k))", "sum[v](v) * z[i, j]"),
+    (
+        "k == max[v](s[i, v])",
+        "k * z[i, j]",
+        "(0 <= max[v](s[i, v])) & (max[v](s[i, v]) < N(k))",
+        "max[v](s[i, v]) * z[i, j]",
+    ),
+    (
+        "k == argmax[v](s[k, v])",
+        "w[k, j]",
+        "(0 <= argmax[v](s[k, v])) & (argmax[v](s[k, v]) < N(k))",
+        "w[argmax[v](s[k, v]), j]",
+    ),
+]
+
+
+def found(mask: str, value: str, inside: str, read: str) -> bool:
+    sides = [f"where({mask}, 1, 0)", value, f"where({inside}, 1, 0)", read]
+    one, two, three, four = (reading(parse(f"y[i,j,k] = {text}").outputs[0].expr) for text in sides)
+    return selects_computed(one.args[0], two, three.args[0], four, "k")
+
+
+@pytest.mark.parametrize("case", FOUND, ids=lambda case: " ".join(case))
+def test_what_a_reduction_finds_is_read_there(case: tuple[str, str, str, str]) -> None:
+    assert found(*case)
+
+
+@pytest.mark.parametrize("case", NOT_FOUND, ids=lambda case: " ".join(case))
+def test_what_no_reduction_finds_is_not(case: tuple[str, str, str, str]) -> None:
+    assert not found(*case)
+
+
+def test_the_text_of_a_load_is_looked_into() -> None:
+    """As the program's own loads are."""
+    (output,) = parse(f"y[i,j] = w[{BEST}, j]").outputs
+    made = reading(output.expr, indices=True)
+    assert computed_load(str(output.expr)) is made and made.head == "Apply1"
+    assert computed_load("w[i, j]") is None and computed_load("exp(w[i, j])") is None

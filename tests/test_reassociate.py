@@ -294,6 +294,15 @@ def test_other_names_are_not_those_of_the_program() -> None:
     )
 
 
+def test_a_position_that_a_reduction_finds_is_selected() -> None:
+    text = "y[t,d] = sum[x](where(x == argmax[v](s[t,v]), w[x,d], 0))"
+    kernel = eq.compile(text, target="cpu", native="off")
+    assert kernel.plan.order and kernel.certificate.ok and kernel.derivation.check(text)
+    s, w = torch.randn(40, 30), torch.randn(20, 8)
+    want = torch.where((s.argmax(1) < 20)[:, None], w[s.argmax(1).clamp(max=19)], 0)
+    torch.testing.assert_close(kernel(s=s, w=w), want)
+
+
 def test_a_rank_is_no_position_that_a_mask_selects() -> None:
     text = "r: axis[4]\nv[t,r], e[t,r] = topk[x,r](s[t,x])\ny[t] = sum[r](where(r == p[t], v[t,r], 0))"
     s, p = torch.randn(5, 9), torch.tensor([0, 1, 3, 4, -2])
@@ -310,7 +319,7 @@ def test_a_product_along_fewer_axes_is_made_before() -> None:
     assert show(output.expr) == "sum[i](x[i, r] * (p[i] * sum[s](x[i, s] * v[s]) * (q[i] - z[i])))"
     sizes = {"i": 4096, "r": 64, "s": 64}
     wide, narrow = (visited(outputs, sizes) for outputs in (parse(nested).outputs, (output,)))
-    assert wide - narrow == 4096 * 64 - 4096
+    assert wide - narrow == 4096 * 64 - 6 * 4096
     kernel = eq.compile(nested, target="cpu", native="off", sizes=sizes)
     assert kernel.plan.order and kernel.derivation.check(nested)
 

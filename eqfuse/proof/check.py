@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.proof.elaborate import free_names
 from eqfuse.proof.nodes import Chain, Differ, Equal, Fact, Holds, Inference, Premise, Proof, Step, rests_on
-from eqfuse.proof.positions import AxisNames, conjuncts, selects
+from eqfuse.proof.positions import AxisNames, conjuncts, selects, selects_computed
 from eqfuse.proof.syntax import Term, instance, number, replaced_at, subterm, term, walk, word_instance
 from eqfuse.proof.totals import totals
 from eqfuse.rules.catalogue import EVERY
@@ -232,6 +232,8 @@ class Ground:
                 str(axis),
             ):
                 return selects(text, value, inside, read, axis, self.integers, self.scalars)
+            case "selects", (Term() as mask, Term() as value, Term() as inside, Term() as read, str(axis)):
+                return selects_computed(mask, value, inside, read, axis)
             case "selects_one", (
                 Term(head="Leaf", words=(text,)),
                 Term() as value,

@@ -227,7 +227,7 @@ def opened(root: Term) -> Term:
     def step(node: Term) -> Term:
         if node.head != "Leaf" or node.words[0].endswith("'"):
             return node
-        return reading(_expression(parsed(node.words[0])), predicates=True)
+        return reading(expression_of(parsed(node.words[0])), predicates=True)
 
     return transform(root, step)
 
@@ -251,7 +251,7 @@ _SYMBOLS: Mapping[type[ast.AST], str] = {
 }
 
 
-def _expression(node: ast.expr) -> Expr:
+def expression_of(node: ast.expr) -> Expr:
     """The functions that a text is made of, around names for what else it reads."""
     match node:
         case ast.Constant(int() | float() as value):
@@ -259,18 +259,18 @@ def _expression(node: ast.expr) -> Expr:
         case ast.Name(name) if name in CONSTANTS:
             return Const(CONSTANTS[name])
         case ast.UnaryOp(ast.Not(), operand):
-            return call("not", _expression(operand))
+            return call("not", expression_of(operand))
         case ast.UnaryOp(ast.USub(), operand):
-            inner = _expression(operand)
+            inner = expression_of(operand)
             return Const(-inner.value) if isinstance(inner, Const) else call("neg", inner)
         case ast.BinOp(left, sign, right) | ast.Compare(left, [sign], [right]) if type(sign) in _SYMBOLS:
-            return call(_FUNCTION_OF[_SYMBOLS[type(sign)]], _expression(left), _expression(right))
+            return call(_FUNCTION_OF[_SYMBOLS[type(sign)]], expression_of(left), expression_of(right))
         case ast.BoolOp(sign, values):
-            return reduce(partial(call, _FUNCTION_OF[_SYMBOLS[type(sign)]]), map(_expression, values))
+            return reduce(partial(call, _FUNCTION_OF[_SYMBOLS[type(sign)]]), map(expression_of, values))
         case ast.Call(ast.Name("max" | "min" as name), values, []):
-            return reduce(partial(call, f"{name}imum"), map(_expression, values))
+            return reduce(partial(call, f"{name}imum"), map(expression_of, values))
         case ast.Call(ast.Name(name), values, []) if ARITY.get(name) == len(values):
-            return call(name, *map(_expression, values))
+            return call(name, *map(expression_of, values))
         case _:
             return Local(ast.unparse(node), ())
 

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import SCANS, WAYS
@@ -38,12 +37,11 @@ from eqfuse.proof.nodes import (
     has_casts,
     inferences,
 )
-from eqfuse.proof.positions import AxisNames
+from eqfuse.proof.positions import AxisNames, computed_load, packed
 from eqfuse.proof.syntax import Term, term, walk
 from eqfuse.proof.trial import Untried, tried
 from eqfuse.rules.rule import Rule
 from eqfuse.terms.dtypes import INTEGERS
-from eqfuse.terms.folds import PAIR
 from eqfuse.terms.nodes import Expr, Load, Program
 from eqfuse.terms.parser import parse
 from eqfuse.terms.prefixes import alike
@@ -154,7 +152,7 @@ def _is_named(text: str, load: Term) -> bool:
     """Whether a leaf's text is the load that it stands for, as far as its indices go."""
     tensor, index = _access(text)
     found = [term("Leaf", (ast.unparse(part),)) for part in index]
-    return bool(index) and load.words == (tensor + AT,) and _same(_packed(found), load.args[0])
+    return bool(index) and load.words == (tensor + AT,) and _same(packed(found), load.args[0])
 
 
 def _access(text: str) -> tuple[str, list[ast.expr]]:
@@ -163,10 +161,6 @@ def _access(text: str) -> tuple[str, list[ast.expr]]:
         case ast.Subscript(ast.Name(tensor), index):
             return tensor, index.elts if isinstance(index, ast.Tuple) else [index]
     return "", []
-
-
-def _packed(parts: Sequence[Term]) -> Term:
-    return reduce(lambda behind, part: term("Apply2", (PAIR,), (part, behind)), reversed(parts))
 
 
 def _elsewhere(
@@ -254,7 +248,7 @@ class _Examiner:
             raise Refused("the derivation", f"nothing in it refers to {self.proof.unread[0]}")
 
     def _loads(self) -> dict[str, Term]:
-        """What the loads of the program at computed indices stand for: the rules do not look into them."""
+        """What the loads of the program, and of what it was rewritten to, at computed indices stand for: the rules do not look into them."""
         strict = self.program.strict_casts
         leaves: dict[str, Expr] = {}
         for output in self.program.outputs:
@@ -264,7 +258,11 @@ class _Examiner:
             for text, expr in leaves.items()
             if isinstance(expr, Load)
         }
-        return {text: load for text, load in found.items() if _is_load(load)}
+        texts = {
+            node.words[0] for o in self.proof.outputs for node in walk(o.prepared) if node.head == "Leaf"
+        }
+        new = {text: load for text in texts - found.keys() if (load := computed_load(text)) is not None}
+        return {text: load for text, load in {**found, **new}.items() if _is_load(load)}
 
     def _read(self, stored: Mapping[str, Term]) -> None:
         """That every temporary is read."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice, permutations
 
 from eqfuse.names import Names
-from eqfuse.proof.elaborate import free_names
-from eqfuse.proof.syntax import Term
-from eqfuse.terms.folds import is_ranked
+from eqfuse.proof.elaborate import AT, expression_of, free_names, reading
+from eqfuse.proof.syntax import Term, number, term, walk
+from eqfuse.terms.folds import PAIR, fold_of, is_ranked
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes, spare_axes
 from eqfuse.terms.prefixes import Extents, alike
@@ -62,6 +63,40 @@ def selects(
 
 MOST_WAYS = 720
 """Ways to name the axes of a term that are compared."""
+
+
+def selects_computed(mask: Term, value: Term, inside: Term, read: Term, axis: str) -> bool:
+    """The same of a condition that compares the position of `axis` with one that a reduction finds, as the rules look into them."""
+    match mask:
+        case Term(head="Apply2", words=("eq",), args=(one, two)):
+            at = two if one is term("Leaf", (axis,)) else one
+        case _:
+            return False
+    own, size = term("Leaf", (axis,)), term("Leaf", (f"N({axis})",))
+    wanted = term(
+        "Apply2",
+        ("and",),
+        (term("Apply2", ("le",), (number("0"), at)), term("Apply2", ("lt",), (at, size))),
+    )
+    return (
+        {*mask.args} == {own, at}
+        and axis not in free_names(at, {})
+        and _is_found_position(at)
+        and inside is wanted
+        and _MovedTo(axis, at).same(value, read)
+    )
+
+
+def _is_found_position(at: Term) -> bool:
+    """Whether a term is a position that a reduction over its axis keeps, if it keeps one."""
+    if at.head != "Red" or (found := fold_of(at.words[0])) is None:
+        return False
+    (fold, place), parts, rest = found, list[Term](), at.args[0]
+    while rest.head == "Apply2" and rest.words == (PAIR,):
+        parts.append(rest.args[0])
+        rest = rest.args[1]
+    parts = [*parts, rest][1 if is_ranked(at.words[0]) else 0 :]
+    return bool(fold.order) and place < len(parts) and parts[place] is term("Leaf", (at.words[1],))
 
 
 @dataclass(frozen=True)
@@ -225,3 +260,94 @@ class _Moved(ast.NodeTransformer):
                 func = ast.Subscript(op, self.visit(axes), node.func.ctx)
                 return ast.Call(func, list(map(self.visit, node.args)), node.keywords)
         return ast.Call(node.func, list(map(self.visit, node.args)), node.keywords)
+
+
+class _MovedTo:
+    """Terms in which the positions of an axis are one that a reduction finds: in leaves, its text."""
+
+    def __init__(self, axis: str, at: Term) -> None:
+        self._axis, self._at, self._free = axis, unordered(at), free_names(at, {})
+
+    def same(self, value: Term, read: Term) -> bool:
+        """Whether a term, with the positions replaced, is another one."""
+        if self._axis not in free_names(value, {}):
+            return value is read
+        match value.head, value.words:
+            case "Leaf", (text,) if text == self._axis:
+                return unordered(read) == self._at
+            case "Leaf", (text,):
+                return (
+                    read.head == "Leaf"
+                    and "'" not in text + read.words[0]
+                    and self._text(text, read.words[0])
+                )
+            case "Red", (_, bound, _) if bound in self._free:
+                return False  # it would bind an axis of the position
+        alike = (value.head, value.words, len(value.args)) == (read.head, read.words, len(read.args))
+        return alike and all(map(self.same, value.args, read.args))
+
+    def _text(self, text: str, read: str) -> bool:
+        """The same of the element of a tensor that is read at positions."""
+        match parsed(text), parsed(read):
+            case ast.Subscript(ast.Name(tensor), index), ast.Subscript(ast.Name(other), place):
+                sides = [each.elts if isinstance(each, ast.Tuple) else [each] for each in (index, place)]
+                return tensor == other and len(sides[0]) == len(sides[1]) and all(map(self._part, *sides))
+        return False
+
+    def _part(self, index: ast.expr, read: ast.expr) -> bool:
+        if isinstance(index, ast.Name) and index.id == self._axis:
+            found = term_of(read)
+            return found is not None and unordered(found) == self._at
+        return self._axis not in _names(index) and ast.dump(index) == ast.dump(read)
+
+
+def term_of(node: ast.expr) -> Term | None:
+    """The term of a text, reductions looked into; None of sums and products of other functions of these."""
+    match node:
+        case ast.Call(ast.Subscript(op, axes), args):
+            name, own = ast.unparse(op), axes.elts if isinstance(axes, ast.Tuple) else [axes]
+            parts = [term_of(each) for each in ([own.pop()] if is_ranked(name) else []) + args]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            found = packed(known)
+            for axis in reversed(own):
+                found = term("Red", (name, ast.unparse(axis), "ALL"), (found,))
+            return found
+        case ast.BinOp(left, (ast.Add() | ast.Mult()) as sign, right):
+            one, two = term_of(left), term_of(right)
+            head = "Add" if isinstance(sign, ast.Add) else "Mul"
+            return None if one is None or two is None else term(head, (), (one, two))
+        case ast.Name() | ast.Constant() | ast.Subscript():
+            return reading(expression_of(node), states=())
+    return None
+
+
+def computed_load(text: str) -> Term | None:
+    """The term of the text of a load at an index that a reduction computes, the index looked into; None of another text."""
+    match parsed(text.rstrip("'")):
+        case ast.Subscript(ast.Name(tensor), index):
+            parts = [term_of(part) for part in (index.elts if isinstance(index, ast.Tuple) else [index])]
+            known = [part for part in parts if part is not None]
+            if len(known) == len(parts) and any(node.head == "Red" for node in walk(*known)):
+                return term("Apply1", (tensor + AT,), (packed(known),))
+    return None
+
+
+def packed(parts: Sequence[Term]) -> Term:
+    """Terms as one."""
+    return reduce(lambda behind, part: term("Apply2", (PAIR,), (part, behind)), reversed(parts))
+
+
+def unordered(value: Term) -> str:
+    """What is the same of terms that differ in the order of factors and of addends."""
+    if value.head in ("Mul", "Add"):
+        parts, waiting = [], [value]
+        while waiting:
+            part = waiting.pop()
+            if part.head == value.head:
+                waiting += part.args
+            else:
+                parts.append(unordered(part))
+        return f"{value.head}({', '.join(sorted(parts))})"
+    return f"{value.head}({', '.join([*value.words, *map(unordered, value.args)])})"

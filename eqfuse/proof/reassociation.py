@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from eqfuse.proof.check import Argument, Statement, read_rule
 from eqfuse.proof.congruence import Unproved
 from eqfuse.proof.elaborate import axes_in, free_names, reading
 from eqfuse.proof.nodes import Chain, Differ, Fact, Holds, Inference, Premise, Step
-from eqfuse.proof.positions import AxisNames
+from eqfuse.proof.positions import AxisNames, unordered
 from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term, transform, walk
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.closed_forms import total
@@ -38,14 +39,19 @@ _READINGS = {rule.name: read_rule(rule) for ruleset in EVERY for rule in ruleset
 
 
 def reordered(
-    start: Term, goal: Term, leaves: Mapping[str, Expr], dtypes: Mapping[str, str], names: AxisNames
+    start: Term,
+    goal: Term,
+    leaves: Mapping[str, Expr],
+    dtypes: Mapping[str, str],
+    names: AxisNames,
+    computed: Mapping[Term, Expr],
 ) -> Chain:
     """The steps from a term to another one in which sums and products have another order. `leaves` are what their leaves are made of,
-    `dtypes` those of the inputs, `names` those of axes. Raises Unproved where they are not equal by that alone."""
+    `dtypes` those of the inputs, `names` those of axes, `computed` the positions that reductions find. Raises Unproved where they are not equal by that alone."""
     if start is goal:
         return ()
     is_renamed = not _bound(goal) <= _bound(start)
-    there, back = (_Path(each, dict(leaves), dtypes, names, is_renamed) for each in (start, goal))
+    there, back = (_Path(each, dict(leaves), dtypes, names, computed, is_renamed) for each in (start, goal))
     for path in (there, back):
         path.normalise(())
     if there.is_renamed or back.is_renamed:
@@ -69,11 +75,12 @@ class _Path:
         leaves: dict[str, Expr],
         dtypes: Mapping[str, str],
         names: AxisNames,
+        computed: Mapping[Term, Expr],
         is_renamed: bool,
     ) -> None:
         self.root = root
         self._leaves, self._dtypes = leaves, dtypes
-        self._names, self.is_renamed = names, is_renamed
+        self._names, self._computed, self.is_renamed = names, computed, is_renamed
         self.steps: list[Step] = []
 
     def normalise(self, at: Position) -> None:
@@ -213,15 +220,34 @@ class _Path:
             here, sums = here.args[0], sums + 1
         while _is_mask(here):
             mask = here.args[0]
-            if mask.head == "Leaf" and self._position(mask.words[0], axis) is not None:
+            if self._position(mask, axis) is not None:
                 return sums, masks
             here, masks = here.args[1], masks + 1
         return None
 
-    def _position(self, text: str, axis: str) -> tuple[Expr, Expr] | None:
+    def _position(self, mask: Term, axis: str) -> tuple[Expr, Expr] | None:
         """The position of an axis that a mask selects, and whether it is one."""
-        found = self._leaves.get(text)
+        found = self._leaves.get(mask.words[0]) if mask.head == "Leaf" else None
+        if mask.head == "Apply2" and mask.words == ("eq",) and term("Leaf", (axis,)) in mask.args:
+            one, two = mask.args
+            at = self._found(two if one is term("Leaf", (axis,)) else one)
+            found = at and call("eq", Axis(axis), at)
         return None if found is None else position_of(found, axis, self._dtypes, self._names.extents)
+
+    def _found(self, at: Term) -> Expr | None:
+        """The expression of a position that a reduction finds, whatever its free axes are called by now."""
+        own = sorted(free_names(at, {}))
+        for known, value in self._computed.items():
+            names = sorted(free_names(known, {}))
+            for order in permutations(own) if len(names) == len(own) <= 3 else ():
+                if any(
+                    self._names.extent(a) != self._names.extent(b) for a, b in zip(names, order, strict=True)
+                ):
+                    continue
+                moved = {a: Axis(b) for a, b in zip(names, order, strict=True) if a != b}
+                if unordered(self._moved(known, moved)) == unordered(at):
+                    return substitute_axes(value, moved)
+        return None
 
     def _select(self, at: Position, axis: str, depth: tuple[int, int]) -> None:
         """Brings a sum next to the mask that selects a position of its axis, and reads what it sums there."""
@@ -233,7 +259,7 @@ class _Path:
         for level in reversed(range(masks)):
             self.step("commute-masks", (*place, 0, *(1,) * level))
         mask, value, _ = subterm(self.root, (*place, 0)).args
-        found = self._position(mask.words[0], axis)
+        found = self._position(mask, axis)
         assert found is not None
         position, inside = found
         for below in _folds((*place, 0, 1), value):
@@ -245,10 +271,18 @@ class _Path:
         if inside is Const(True):
             self.step("select-own-position", place, g=read)
         else:
-            self.step("select-position", place, r=self._leaf(inside), g=read)
+            self.step("select-position", place, r=self._inside_of(mask, inside), g=read)
         self.normalise(place)
         for level in reversed(range(len(at), len(place))):
             self.top(place[:level])
+
+    def _inside_of(self, mask: Term, inside: Expr) -> Term:
+        """Whether a position is one of an axis: a leaf, but for one that a reduction finds."""
+        if mask.head == "Leaf":
+            return self._leaf(inside)
+        found = reading(inside, leaves=self._leaves)
+        (at,) = (arg for arg in mask.args if arg.head != "Leaf")
+        return transform(found, lambda node: at if unordered(node) == unordered(at) else node)
 
     # Names of axes ------------------------------------------------------------------------------
 
@@ -284,7 +318,7 @@ class _Path:
 
         def placed(names: Sequence[str]) -> str:
             moved = {axis: Axis(name) for axis, name in zip(axes, names, strict=True) if axis != name}
-            return _unordered(self._moved(body, moved))
+            return unordered(self._moved(body, moved))
 
         best = min(found, key=placed)
         moved = [(at, name) for at, axis, name in zip(nest, axes, best, strict=True) if axis != name]
@@ -438,20 +472,6 @@ def _bound(root: Term) -> frozenset[str]:
 def _all_names(root: Term) -> frozenset[str]:
     """The names that leaves of a term read, and those of the axes that it folds over."""
     return _bound(root).union(*(axes_in(node.words[0]) for node in walk(root) if node.head == "Leaf"))
-
-
-def _unordered(value: Term) -> str:
-    """What is the same of terms that differ in the order of factors and of addends."""
-    if value.head in ("Mul", "Add"):
-        parts, waiting = [], [value]
-        while waiting:
-            part = waiting.pop()
-            if part.head == value.head:
-                waiting += part.args
-            else:
-                parts.append(_unordered(part))
-        return f"{value.head}({', '.join(sorted(parts))})"
-    return f"{value.head}({', '.join([*value.words, *map(_unordered, value.args)])})"
 
 
 def _is_mask(value: Term) -> bool:

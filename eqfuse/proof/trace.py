@@ -38,7 +38,7 @@ from eqfuse.rules.prepare import prepare
 from eqfuse.rules.rule import RuleSet
 from eqfuse.rules.split import reads_state
 from eqfuse.rules.states import axis_order
-from eqfuse.terms.nodes import Expr, Output, Program
+from eqfuse.terms.nodes import Call, Expr, Output, Program, reductions, walk
 from eqfuse.terms.types import program_dtypes
 
 
@@ -196,7 +196,15 @@ class Tracer:
         dtypes = program_dtypes(self.program)
         try:
             names = AxisNames.of(self.program)
-            return replace(proof, steps=reordered(proof.definition, goal, leaves, dtypes, names))
+            computed = {
+                reading(at, strict_casts=self.program.strict_casts, leaves=leaves): at
+                for node in walk(written)
+                if isinstance(node, Call) and node.fn == "eq"
+                for at in node.args
+                if reductions(at)
+            }
+            steps = reordered(proof.definition, goal, leaves, dtypes, names, computed)
+            return replace(proof, steps=steps)
         except Unproved as error:
             self.gaps.append(f"order of output {proof.name}: {error}")
             return proof

@@ -79,11 +79,13 @@ STORED = 4.0
 OF_SEVERAL = 2.0
 """How many times as much as an element of a product of two factors one of several costs to visit: no library multiplies those. What is
 multiplied along fewer axes before is one factor."""
+BEFORE = 6.0
+"""What an element of a product of several factors costs that is multiplied along fewer axes before: it is made, stored and read."""
 NEAR_ONE = 2.0**-16, 2.0**16
 """Constants that a block is multiplied by as a whole; others stay with what they are written next to, for its range."""
 DEEPER = 2.0
 """How many times as many roundings as the order that is written another one may have, where orders are bounded."""
-WORTH = 0.8
+WORTH = 0.9
 """An order is another one where it costs at most this share of the order as it is written."""
 
 
@@ -118,13 +120,31 @@ def reassociated(
         return ()
     is_free = program.reassociate == "free" or program.reassociate == "exact"
     same, copies = alike(program), Copies.of_program(program, is_free)
-    found = cheapest(program.outputs, extents, is_free, program_dtypes(program), constants, same, copies)
+    dtypes = program_dtypes(program)
+    ways = [Orders(extents, is_free, dtypes, constants, same)]
+    # What sums share is known of whole outputs alone: blocks that are taken apart may share less.
+    if copies.of:
+        ways.append(Orders(extents, is_free, dtypes, constants, same, copies))
+    if several := _read_twice(program.outputs):
+        ways.append(Orders(extents, is_free, dtypes, constants, same, copies))
+        ways[-1].share(*several)
+    orders = [way.all(program.outputs) for way in ways]
+    found = min(orders, key=lambda outputs: visited(outputs, extents, constants, same))
     costs = [visited(outputs, extents, constants, same) for outputs in (found, program.outputs)]
     if found == program.outputs or costs[0] > WORTH * costs[1]:
         return ()
     if not is_free and roundings(found, extents) > DEEPER * roundings(program.outputs, extents):
         return ()
     return found
+
+
+def _read_twice(outputs: Sequence[Output]) -> list[Expr]:
+    """The reductions that several expressions read."""
+    readers: dict[Expr, int] = {}
+    for node in walk(*(output.expr for output in outputs)):
+        for part in dict.fromkeys(children(node)):
+            readers[part] = readers.get(part, 0) + 1
+    return [part for part, count in readers.items() if count > 1 and isinstance(part, Reduce)]
 
 
 def cheapest(
@@ -463,8 +483,6 @@ def selected(
             if found is None or axis in rank_axes(*block.factors):
                 continue
             at, inside, rest = found
-            if reductions(at):
-                continue  # the checker reads positions off texts, in which it follows no reduction
             factors = copies.freed((*block.factors[:place], *rest, *block.factors[place + 1 :]), axis, at)
             if factors is None:
                 continue
@@ -613,9 +631,9 @@ class Orders:
             self.share(found[-1].expr)
         return tuple(found)
 
-    def share(self, expr: Expr) -> None:
-        """Makes the reductions of an expression free for what is ordered from now on."""
-        self._shared |= {self._form(node) for node in reductions(expr)}
+    def share(self, *exprs: Expr) -> None:
+        """Makes the reductions of expressions free for what is ordered from now on."""
+        self._shared |= {self._form(node) for node in reductions(*exprs)}
 
     def _form(self, expr: Expr) -> object:
         """What is the same for expressions that differ in the names of axes."""
@@ -642,7 +660,7 @@ class Orders:
             if not isinstance(node.body, Reduce):
                 operands = _operands(node.body)
                 found += (OF_SEVERAL if len(operands) > 2 else 1.0) * self.size(self.visited(node))
-                found += sum(self.size(free_axes(each)) for each in operands if _is_product(each))
+                found += BEFORE * sum(self.size(free_axes(each)) for each in operands if _is_product(each))
             found += STORED * self.size(free_axes(node)) * (node not in inner)
         return found
 
@@ -791,7 +809,7 @@ class Orders:
                             had, several = one.axes | other.axes, False
                             for each in (one, other):
                                 several |= each.is_open and each.axes == had
-                                cost += self.size(each.axes) * (each.is_open and each.axes != had)
+                                cost += BEFORE * self.size(each.axes) * (each.is_open and each.axes != had)
                             for each in parts_of(members, cost, joined, had, several):
                                 key = each.axes, each.is_open
                                 if key not in cheapest or each.cost < cheapest[key].cost:
