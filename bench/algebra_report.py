@@ -187,6 +187,7 @@ def row_of(name: str, order: Order, options: Options, *, bound: bool = False) ->
     row["written_error"] = float((found["written_ms"] - expected).abs().max()) / greatest
     row |= in_turn(calls, given, options.device)
     plan = kernel.plan
+    program = kernel.program  # with the names that its orders may use
     extents = {**dict(plan.sizes), **{axis: sizes[of] for axis, of in program.domains.items()}}
     runs = plan.order or program.outputs
     row["order"], row["plan"] = output_lines(plan.order), repr(plan)
