@@ -484,7 +484,7 @@ Reassociate = Literal["exact", "bounded", "free"]
 class Program:
     """A parsed program with every temporary inlined (sharing is kept by interning).
 
-    `domains` maps an axis that had to be renamed to the axis whose extent it has.
+    `domains` maps an axis that had to be renamed, or that an order of sums may rename, to the axis whose extent it has.
     `lengths` are the extents that the program itself declares as numbers, `computed` those that it makes of the sizes of
     axes that are neither renamed nor computed.
     `integers` are the scalars that are integers: declared so, or used as one (see `terms/positions.py`).
