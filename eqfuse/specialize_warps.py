@@ -158,7 +158,9 @@ class _Plan:
             if holds(roles):
                 yield Choice(roles, seconds)
             elif holds(roles) is False:
-                next((each for each in fewer if holds(each) is False), None)
+                for each in fewer:  # the fewest decisions that take too much: others have them, too
+                    if holds(each) is False:
+                        break
 
     def best(self, number: int) -> Choice | str:
         """The roles of a kernel, or why it has none. What roles could not be made of at some sizes is not priced at others."""

@@ -89,11 +89,13 @@ class Runners:
         }
 
     def begin(self, given: Given, compiled: Compiled, sizes: Mapping[str, int]) -> None:
-        """Begins to compile for a GPU what a call of these sizes launches; nothing where it stores so much that it may run in chunks."""
+        """Begins to compile for a GPU what a call of these sizes launches: nothing where the plan has run, or stores so much that it may
+        run in chunks."""
         tensors = given.tensors.values()
         is_served = compiled.device.kind == "gpu" and torch.version.hip is None
+        is_new = id(compiled) not in self._runners
         is_whole = self.shapes.stored_by(compiled, sizes) <= call_estimate.MUCH
-        if is_served and is_whole and all(tensor.is_cuda for tensor in tensors):
+        if is_served and is_new and is_whole and all(tensor.is_cuda for tensor in tensors):
             launcher = self._launcher(compiled)
             launcher.begin({**given.tensors, **given.scalars, "sizes": sizes})
             self._begun[id(compiled)] = compiled, launcher

@@ -330,7 +330,7 @@ class DifferentiableCall:
         is_transformed = maybe_current_level() is not None
         function = _Transformed if is_transformed else _Differentiable
         if not self.beforehand and not is_transformed and self._is_worth_it(values):
-            with suppress(Exception), undisturbed():  # the call raises what is wrong with its arguments
+            with suppress(Exception), undisturbed():  # what is wrong with its arguments the call raises
                 ready = partial(copy_context().run, self._make_ready, self._absent(values))
                 self.beforehand.append(_Prepares.thread.submit(ready))
         found = function.apply(self, numbers, *[values[name] for name in self.names])  # type: ignore[no-untyped-call]
