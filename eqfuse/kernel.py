@@ -591,7 +591,7 @@ class Kernel:
             known = self._differentiated
             halves = halves_in({name: (dtypes or {})[name] for name in names if name in (dtypes or {})})
             saves = saves_in((dtypes or {}).values())
-            found = known.by(names, of, alike, halves, saves) if of else known.alone(names)
+            found = known.latest = known.by(names, of, alike, halves, saves) if of else known.alone(names)
             return found.kernel  # type: ignore[return-value]
 
     def jvp(self, names: tuple[str, ...]) -> Kernel:

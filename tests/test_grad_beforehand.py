@@ -118,6 +118,8 @@ def test_what_is_shown_is_of_the_last_backward(planned: list[threading.Thread]) 
     _wait()
     assert kernel._differentiated.latest is None
     assert "dw" in kernel.backward.source
+    of_weights = kernel.gradient(("w",), ("x", "w"))  # as compiled code has it
+    assert kernel.backward.kernel is of_weights
 
 
 def test_the_backward_raises_what_went_wrong_beforehand(
