@@ -244,3 +244,8 @@ def test_the_back_end_says_why_a_scan_is_left() -> None:
     found = torch.compile(fn, backend="eqfuse", options={"rest": "aot_eager"})(*xs)
     torch.testing.assert_close(found, fn(*xs))
     assert "its step computes aten.tanh of the state" in str(eq.torch.report())
+
+
+def test_other_operators_that_call_graphs_are_refused() -> None:
+    with pytest.raises(EqfuseError, match="cond is not expressible: it is no operator of ATen"):
+        eq.from_torch(lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)), r(3))

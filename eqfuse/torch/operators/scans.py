@@ -44,9 +44,6 @@ class Called:
     operators: tuple[tuple[str, Value], ...]
 
 
-Graph = Callable[[Sequence[Value]], Called]
-
-
 @dataclass(frozen=True)
 class State:
     """A tensor of the state, as the definition `name` over `groups` of axes, the first of which is that of the positions. `start` is
@@ -103,14 +100,16 @@ def traced_scans(mode: type) -> Iterator[None]:
         )
         return pytree.tree_leaves(found)
 
-    def called(fn: FunctionType, *args: Any, **kwargs: Any) -> Any:
-        # Dynamo keeps guards by code: those of another scan may fail on the tensors of this one.
-        own = FunctionType(
-            fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
-        )
-        _check_reads(args[0][0].keywords["combine_fn"])
+    def called(fn: Any, args: Sequence[Any], *others: Any) -> Any:
+        if isinstance(fn, FunctionType):
+            # Dynamo keeps guards by code: those of another scan may fail on the tensors of this one.
+            code = fn.__code__.replace()
+            fn = FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+        for given in args:
+            if isinstance(given, partial):
+                _check_reads(given.keywords.get("combine_fn"))
         with without():
-            return compile_and_call(own, *args, **kwargs)
+            return compile_and_call(fn, args, *others)
 
     with (
         patch.object(module, "generic_associative_scan", generic),
