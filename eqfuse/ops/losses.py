@@ -181,9 +181,8 @@ one = mean[i](logsumexp[j](s[i,j]) - own[i])"""
     return (
         "j: axis[i]"
         + lines
-        + f"""
-u[i,j] = sum[c](x[j,c] * y[i,c]) / {temperature!r}
-other = mean[i](logsumexp[j](u[i,j]) - own[i])
+        + """
+other = mean[j](logsumexp[i](s[i,j]) - own[j])
 loss = (one + other) / 2
 return loss"""
     )
