@@ -28,7 +28,15 @@ from eqfuse.proof.syntax import Term
 from eqfuse.proof.trace import PlanTerms, group_claim
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.merge_search import derive_group
-from eqfuse.rules.reassociate import WORTH, reassociated, roundings, runners_up, visited, with_copies
+from eqfuse.rules.reassociate import (
+    WORTH,
+    cheapest,
+    reassociated,
+    roundings,
+    runners_up,
+    visited,
+    with_copies,
+)
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.tables.rescale import RESCALE
 from eqfuse.terms.nodes import (
@@ -47,6 +55,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import output_lines
+from eqfuse.terms.types import program_dtypes
 from eqfuse.units import duration
 
 RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "pole_safe", "masked"})
@@ -432,6 +441,8 @@ def unbounded(program: Program, plan: Plan) -> tuple[Unbounded, ...]:
     share = _share(anywhere, plan, order, extents)
     if share > WORTH or order == reassociated(program, extents):
         return ()
+    if order == cheapest(program.outputs, extents, dtypes=program_dtypes(program), same=alike(program)):
+        return ()  # no rounding keeps it: orders of such programs are not looked for
     return (Unbounded(order, share, (roundings(order, extents), roundings(program.outputs, extents))),)
 
 

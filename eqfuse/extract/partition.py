@@ -623,13 +623,13 @@ class Partition:
         """The largest product inside of a sum's body that a factor is in with others along no axis that it lacks: what reads it reads
         one tensor, which is rounded once."""
         axes = free_axes(factor)
-        *_, found = (
+        found = [
             node
             for node in walk(body)
             if factor in (part := factors(node)).over
             and all(free_axes(each) <= axes for each in (*part.over, *part.under))
-        )
-        return found
+        ]
+        return found[-1] if found else factor  # a negation under a mask is none of the factors
 
     def _is_made_of_sums(self, factor: Expr, axis: str) -> bool:
         """Whether a factor has a sum of its own at each position of an axis, and no more positions than a tensor that it reads. One that a
