@@ -38,7 +38,7 @@ from eqfuse.terms.extents import with_computed
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.nodes import Output, Program, Reassociate, Reduce
-from eqfuse.terms.parser import parse, sized_axes
+from eqfuse.terms.parser import parse, sized_axes, spare_axes
 from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.segments import segments
@@ -176,8 +176,10 @@ def pipeline(
 
     Raises ScheduleError where `prefer` is impossible, VerificationError where a stage is wrong, OverLimit where a limit of
     memory or time is reached before. The passes of `prefer="multi_pass"` are those of the program as it is written, whatever it
-    was rewritten to, and no limit stands in their way.
+    was rewritten to, and no limit stands in their way. Names that orders of sums may use have the extents of their axes.
     """
+    spare = spare_axes(derived.program)
+    extents = {**{axis: extents[of] for axis, of in spare.items() if of in extents}, **extents}
     found, ready, tile, roles = planned(derived, Asked(extents, dtypes, device, prefer))
     logs.show("plan", "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
     logs.show("plan", "loops", lambda: show_nest(ready.nest))

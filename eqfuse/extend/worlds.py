@@ -246,6 +246,13 @@ class World:
             case ast.Call(func=ast.Subscript(value=ast.Name(id=op), slice=ast.Name(id=axis)), args=[body]):
                 return self._reduced(op, axis, self.value(body))
             case ast.Call(
+                func=ast.Subscript(value=ast.Name(id="fold"), slice=ast.Tuple([_, ast.Name(id=axis)])),
+                args=[body],
+            ):
+                return self._reduced(
+                    "sum", axis, self.value(body)
+                )  # of any reduction: this one has a value in each domain
+            case ast.Call(
                 func=ast.Subscript(value=ast.Attribute() as op, slice=ast.Name(id=axis)), args=[body]
             ):
                 return self._folded(ast.unparse(op), axis, [self.value(part) for part in _packed(body)])
