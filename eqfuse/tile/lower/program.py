@@ -62,8 +62,9 @@ def lower(
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
     domains = dict(nest.domains)
     dots = DotRules(batched_dots, least_dot)
-    own = {axis: of for axis, of in domains.items() if axis not in program.domains}
-    elements = Reads.of(replace(program, outputs=nest.order or program.outputs), own)
+    elements = Reads.of(
+        replace(program, outputs=nest.order or program.outputs), {**program.domains, **domains}
+    )
     made = {} if known is None else known
     for number, (of, config) in enumerate(zip(nest.kernels, configs, strict=True)):
         if (number, config) not in made:

@@ -47,18 +47,23 @@ class Reads:
 
     @staticmethod
     def of(program: Program, domains: Mapping[str, str]) -> Reads:
-        """Those of a program, and the same ones along axes that a nest has other names for."""
+        """Those of a program, and the same ones along other axes of their extents, by whose names a nest may read them."""
         found: dict[Load, Sequence[Guards]] = {**places(program, may_miss)}
-        for axis, of in domains.items():
+        pairs = list(domains.items())
+        for axis, of in (*((of, axis) for axis, of in pairs), *pairs):
             names: dict[str, Expr] = {of: Axis(axis)}
             for load, each in list(found.items()):
                 if of in free_axes(load):
-                    moved = tuple(tuple(substitute_axes(g, names) for g in guards) for guards in each)
+                    # A condition that binds the name itself stays as it is: nothing is known to make it hold.
+                    moved = tuple(
+                        tuple(g if _binds(g, axis) else substitute_axes(g, names) for g in guards)
+                        for guards in each
+                    )
                     again = substitute_axes(load, names)
                     assert isinstance(again, Load)
-                    found.setdefault(again, moved)
+                    found[again] = tuple(dict.fromkeys((*found.get(again, ()), *moved)))
         lengths = dict(program.lengths)
-        for axis, of in {**program.domains, **domains}.items():
+        for axis, of in domains.items():
             if (length := lengths.get(program.domains.get(of, of))) is not None:
                 lengths[axis] = length
         telling = {load: list(dict.fromkeys(_telling(load, g) for g in each)) for load, each in found.items()}
@@ -89,6 +94,10 @@ class Reads:
             if axis is not None and range_.high >= self.lengths.get(axis, 0):
                 found.append(call("lt", at, Size(axis)))
         return tuple(found)
+
+
+def _binds(expr: Expr, axis: str) -> bool:
+    return any(isinstance(node, Reduce) and node.axis == axis for node in walk(expr))
 
 
 class _Positions(Ranges):
