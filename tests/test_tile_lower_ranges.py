@@ -21,6 +21,7 @@ from eqfuse.terms.types import program_dtypes
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.interpreter import run
 from eqfuse.tile.lower.program import lower
+from eqfuse.tile.lower.reads import Reads
 from eqfuse.tile.walk import nested
 
 Array = np.ndarray[Any, Any]
@@ -267,3 +268,17 @@ def test_a_page_is_one_number_for_a_tile(prefer: str) -> None:
         if isinstance(stmt, tile.Let) and isinstance(stmt.op, tile.LoadTile) and stmt.op.tensor == "page"
     ]
     assert pages and all(dims == () for dims in pages)
+
+
+def test_an_element_is_read_where_a_place_along_any_axis_of_an_extent_reads_it() -> None:
+    """A nest may read what `s` reads along the axis of `d`: there its first position alone would not do."""
+    program = parse("""
+        k: axis[t]
+        d[i] = sum[k](where((k == 0) & (k + 1 < N(t)), x[k + 1,i], 0))
+        s[t,i] = where(t + 1 < N(t), x[t + 1,i], 0)
+        return d, s
+    """)
+    kept = Reads.of(program, program.domains).kept
+    assert {str(load): list(map(str, guards)) for load, guards in kept.items()} == {
+        f"x[{axis} + 1, i]": [f"{axis} + 1 < N(t)"] for axis in ("k", "t")
+    }
