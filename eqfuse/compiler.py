@@ -34,11 +34,11 @@ from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.reassociate import reassociated, with_copies
 from eqfuse.rules.scope import current
 from eqfuse.terms.collapse_axes import Layouts, with_views
-from eqfuse.terms.extents import with_computed
+from eqfuse.terms.extents import with_computed, with_domains
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.nodes import Output, Program, Reassociate, Reduce
-from eqfuse.terms.parser import parse, sized_axes, spare_axes
+from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.segments import segments
@@ -178,8 +178,7 @@ def pipeline(
     memory or time is reached before. The passes of `prefer="multi_pass"` are those of the program as it is written, whatever it
     was rewritten to, and no limit stands in their way. Names that orders of sums may use have the extents of their axes.
     """
-    spare = spare_axes(derived.program)
-    extents = {**{axis: extents[of] for axis, of in spare.items() if of in extents}, **extents}
+    extents = with_domains(derived.program, extents)
     found, ready, tile, roles = planned(derived, Asked(extents, dtypes, device, prefer))
     logs.show("plan", "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
     logs.show("plan", "loops", lambda: show_nest(ready.nest))

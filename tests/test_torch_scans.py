@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -191,6 +191,22 @@ def test_others_are_refused_with_the_reason(name: str) -> None:
     assert why in str(raised.value)
 
 
+def _agree(
+    compiled: Callable[..., torch.Tensor],
+    fn: Callable[..., torch.Tensor],
+    xs: Sequence[torch.Tensor],
+    above: torch.Tensor,
+) -> None:
+    """Values, and gradients by what is above, of two functions."""
+    found = []
+    for each in (compiled, fn):
+        ys = [x.clone().requires_grad_() for x in xs]
+        out = each(*ys)
+        found.append([out, *torch.autograd.grad(out, ys, above)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_the_back_end_takes_scans() -> None:
     def fn(h: torch.Tensor, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(scan(gated, h, (a, x), dim=1)[1]) * 2  # type: ignore[no-any-return]
@@ -198,15 +214,7 @@ def test_the_back_end_takes_scans() -> None:
     eq.torch.report(reset=True)
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend="eqfuse", options={"rest": "aot_eager"})
-    found = []
-    xs = r(4), p(4, 300), r(4, 300)
-    above = r(4, 300)
-    for each in (compiled, fn):
-        ys = [x.clone().requires_grad_() for x in xs]
-        out = each(*ys)
-        found.append([out, *torch.autograd.grad(out, ys, above)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    _agree(compiled, fn, (r(4), p(4, 300), r(4, 300)), r(4, 300))
     assert "eqfuse took 1 of 1 regions" in str(eq.torch.report())
 
 
@@ -223,14 +231,7 @@ def test_the_back_end_takes_associative_scans() -> None:
     eq.torch.report(reset=True)
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend="eqfuse", options={"rest": "aot_eager", "take": "always"})
-    found = []
-    xs, above = (p(4, 30), r(4, 30)), r(4, 30)
-    for each in (compiled, lambda a, b: along(affine, (a, b), 1)[1]):
-        ys = [x.clone().requires_grad_() for x in xs]
-        out = each(*ys)
-        found.append([out, *torch.autograd.grad(out, ys, above)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    _agree(compiled, lambda a, b: along(affine, (a, b), 1)[1], (p(4, 30), r(4, 30)), r(4, 30))
     assert "eqfuse took 1 of 1 regions" in str(eq.torch.report())
 
 

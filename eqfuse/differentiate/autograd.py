@@ -329,7 +329,7 @@ class DifferentiableCall:
         # torch looks at the signature of a function with a context apart, at every call: only its transforms need that.
         is_transformed = maybe_current_level() is not None
         function = _Transformed if is_transformed else _Differentiable
-        if not self.beforehand and not is_transformed and self._is_worth_it(values):
+        if not (self.beforehand or self.pulled or is_transformed) and self._is_worth_it(values):
             with suppress(Exception), undisturbed():  # what is wrong with its arguments the call raises
                 ready = partial(copy_context().run, self._make_ready, self._absent(values))
                 self.beforehand.append(_Prepares.thread.submit(ready))
@@ -354,7 +354,7 @@ class DifferentiableCall:
     def _is_worth_it(self, values: Mapping[str, Any]) -> bool:
         """Whether the backward of a call is made ready while its forward is: where both are compiled for a GPU, and no call like it was."""
         tensors = [values[name] for name in self.names]
-        if cores() < LEAST_CORES or not any(tensor.is_cuda for tensor in tensors):
+        if not any(tensor.is_cuda for tensor in tensors) or cores() < LEAST_CORES:
             return False
         sizes = tuple(sorted((self.sizes or {}).items()))
         like = (self.names, self.tracked, sizes, *((x.shape, x.stride(), x.dtype, x.device) for x in tensors))

@@ -39,6 +39,7 @@ from eqfuse.rules.reassociate import (
 )
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.tables.rescale import RESCALE
+from eqfuse.terms.extents import with_domains
 from eqfuse.terms.nodes import (
     Call,
     Const,
@@ -427,8 +428,7 @@ def _elements(program: Program, outputs: Sequence[Output], extents: Mapping[str,
 
 def _extents(program: Program, plan: Plan) -> dict[str, int]:
     """What a plan was priced for."""
-    extents = dict(plan.sizes)
-    return extents | {axis: extents[of] for axis, of in program.domains.items() if of in extents}
+    return with_domains(program, dict(plan.sizes))
 
 
 def unbounded(program: Program, plan: Plan) -> tuple[Unbounded, ...]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from eqfuse.errors import EqfuseError
-from eqfuse.terms.extents import sizes_in
+from eqfuse.terms.extents import sizes_in, with_domains
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.nodes import (
     REDUCTIONS,
@@ -99,7 +99,7 @@ class CollapsedAxes:
             for name, parts in self.axes.items()
             if all(p in extents for p in parts)
         }
-        return found | {copy: found[axis] for copy, axis in self.program.domains.items() if axis in found}
+        return with_domains(self.program, found)
 
     @property
     def few(self) -> dict[str, int]:

@@ -68,6 +68,11 @@ def with_computed(program: Program, extents: Mapping[str, int]) -> dict[str, int
     return found
 
 
+def with_domains(program: Program, extents: Mapping[str, int]) -> dict[str, int]:
+    """Extents with those of axes that have the extent of another one."""
+    return {**extents, **{axis: extents[of] for axis, of in program.domains.items() if of in extents}}
+
+
 def axes_along(outputs: Sequence[Output], tensors: Iterable[Tensor]) -> set[str]:
     """The axes that something runs along: outputs, reductions, positions, or declared dimensions of tensors; not those of sizes alone."""
     nodes = list(walk(*(output.expr for output in outputs)))
