@@ -39,6 +39,7 @@ from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
 from eqfuse.terms.collapse_axes import Layouts
 from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.scalars import as_elements, given_as_elements, on_device
 from eqfuse.terms.split_axes import split_axes
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, deep, undisturbed
@@ -121,6 +122,7 @@ class Kernel:
         if self.at_once:
             self._current = self._before_calls()
         self._joints: dict[Layouts, Kernel | None] = {}
+        self._elements: dict[tuple[str, ...], Kernel] = {}
         self._start()
         self.content = self._written()
         enrol(self)
@@ -227,7 +229,12 @@ class Kernel:
         if self._constants is not None and self._constants.latest is not None:
             return self._constants.latest.rest.kernel._shown  # type: ignore[attr-defined, no-any-return]
         ran, own = self._current.views, self.derived.views
-        other: Kernel | None = None
+        of_elements = (
+            each for each in self._elements.values() if each.__dict__.get("_current") is self._current
+        )
+        other: Kernel | None = next(of_elements, None)
+        if other is not None:
+            return other._shown
         if ran is not None and ran.segments is not None and own is None:
             other = self._sorted
         elif ran is not None and ran.split is not None:
@@ -258,6 +265,7 @@ class Kernel:
                 "_stream": None,
                 "_gradients": None,
                 "_joints": {},
+                "_elements": {},
                 "_current": self._general,
                 "_calls": None,
                 "_routes": None,
@@ -323,6 +331,8 @@ class Kernel:
         if plain is not None:
             with undisturbed():
                 return self._run(key, plain, addresses, values)
+        if key is None and not unnamed and (held := on_device(self.program, values)):
+            return self._of_elements(held, values, sizes)
         beside = is_transforming()
         arguments.all_named(unnamed)
         if is_recorded(values):
@@ -339,6 +349,24 @@ class Kernel:
             return made
         with undisturbed(), ordinary_tensors() if beside else nullcontext():
             return self._run(key, arguments.given(values, sizes, unnamed), addresses, values)
+
+    def _of_elements(
+        self, names: tuple[str, ...], values: Mapping[str, Any], sizes: Mapping[str, int] | None
+    ) -> Any:
+        """The outputs of a call whose scalars of these names are on a GPU: of the program that reads them there."""
+        kernel = self._by_elements(names)
+        made = kernel(**given_as_elements(values, names), sizes=sizes)
+        self._current, self._extents = kernel._current, kernel._extents
+        return made
+
+    def _by_elements(self, names: tuple[str, ...]) -> Kernel:
+        """The kernel of the program in which these scalars are elements of tensors."""
+        with self._lock, self.derived.scope.entered():
+            if names not in self._elements:
+                source = as_elements(self.program.source, names)
+                derived = compiler.derive_like(self.program, source, self.scalars)
+                self._elements[names] = replace(self, derived=derived, first=None, at_once=False)
+            return self._elements[names]
 
     def _ran(self, cached: CachedCall, made: Any) -> Any:
         """What a call of a cached kind has made, whose plan is the one to show."""
@@ -378,6 +406,10 @@ class Kernel:
     ) -> None:
         """Plans and verifies what a call of these tensors and numbers will run, and begins to compile it. The tensors may be absent
         (`terms.arguments.Absent`); nothing runs."""
+        if held := on_device(self.program, tensors):
+            given = given_as_elements(tensors, held)
+            self._by_elements(held).make_ready(given, numbers, sizes)
+            return
         with deep(), undisturbed():
             self._routes.routed(Given(tensors, numbers, sizes, numpy=False))
 

@@ -35,6 +35,7 @@ from eqfuse.terms.nodes import (
     Scan,
     Size,
     Tensor,
+    free_axes,
     once,
     walk,
 )
@@ -180,7 +181,7 @@ def result_dtype(expr: Expr, dtypes: Mapping[str, str]) -> str:
     """The dtype of an output: its outermost written cast, else torch's promotion of what it is made from.
 
     f8 gives way to any other floating dtype and counts as f32 alone; a real made from no floating
-    input is f32. Integers are i64 unless made from i32 and narrower values alone, then i32.
+    input is f32. An element at a constant position gives way to others, as a tensor of no dimension does in torch. Integers are i64 unless made from i32 and narrower values alone, then i32.
     """
     match kind(expr, dtypes):
         case "bool":
@@ -193,7 +194,8 @@ def result_dtype(expr: Expr, dtypes: Mapping[str, str]) -> str:
         case _ if isinstance(expr, Call) and expr.fn in CASTS:
             return expr.fn
         case _:
-            return _promoted(_contributions(expr, dtypes, "real"))
+            wide = _contributions(expr, dtypes, "real", elements=False)
+            return _promoted(wide or _contributions(expr, dtypes, "real"))
 
 
 def _promoted(dtypes: frozenset[str]) -> str:
@@ -203,8 +205,11 @@ def _promoted(dtypes: frozenset[str]) -> str:
     return next(iter(wider)) if len(wider) == 1 else "f32"
 
 
-def _contributions(root: Expr, dtypes: Mapping[str, str], wanted: Kind) -> frozenset[str]:
-    """dtypes of the values of a kind that `root` is made from: not of indices, nor of conditions."""
+def _contributions(
+    root: Expr, dtypes: Mapping[str, str], wanted: Kind, *, elements: bool = True
+) -> frozenset[str]:
+    """dtypes of the values of a kind that `root` is made from: not of indices, nor of conditions, nor, where that is said, of `elements` at
+    constant positions."""
     all_kinds = kinds([root], dtypes)
     found: dict[Expr, frozenset[str]] = {}
     for node in walk(root):
@@ -230,6 +235,8 @@ def _contributions(root: Expr, dtypes: Mapping[str, str], wanted: Kind) -> froze
             case Scan(of, _, _, body, _):
                 own = frozenset[str]().union(*(found[part] for part in unpacked(body, len(of.state))))
                 own |= {"i64"} if wanted == "int" and {"sum", "prod"} & {*of.ops} else frozenset()
+            case Load(_, index) if index and not elements and not free_axes(node):
+                own = frozenset()
             case Load(name, _) | Local(name, _) if all_kinds[node] == wanted:
                 own = frozenset({dtypes.get(name, "f32")})
             case Axis() | Size() | Scalar() if wanted == "int":
