@@ -279,6 +279,7 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
         dtypes,
         few=idle,
         stem=stem,
+        has_library=asked.device.kind == "gpu",
         tiled=tiled_axes(output.expr for output in derived.outputs),
         layouts=tuple(output.axes for output in derived.program.outputs),
     )

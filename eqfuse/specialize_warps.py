@@ -190,16 +190,23 @@ class _Plan:
         return found
 
 
+LIBRARY = "the library of matrix products"
+"""What runs a kernel that is a product of the library."""
+
+
 def specialized(
     derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram
 ) -> tuple[Candidate, RolesProgram | None]:
     """The plan with the roles of its kernels, where they are predicted to be faster. The plan says for each kernel which, or why
     none."""
     plan = _Plan(derived, asked, chosen, tile)
-    found = [plan.best(number) for number in range(len(tile.kernels))]
+    found = [plan.best(n) if kernel.library is None else LIBRARY for n, kernel in enumerate(tile.kernels)]
     roles = tuple(None if isinstance(each, str) else each.roles for each in found)
     codes = [
-        (kernel.name, f"Triton: {each}" if isinstance(each, str) else each.code)
+        (
+            kernel.name,
+            (f"Triton: {each}" if each != LIBRARY else each) if isinstance(each, str) else each.code,
+        )
         for kernel, each in zip(tile.kernels, found, strict=True)
     ]
     planned = replace(chosen, plan=chosen.plan.with_roles(roles, codes))

@@ -17,6 +17,7 @@ from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.axis_usage import block_sizes
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
+from eqfuse.extract.library_products import library_product
 from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.resources import loads_of, loads_vectors, products, scan_states, shared_bytes, two_per_sm
 from eqfuse.extract.shape import Shape
@@ -24,10 +25,11 @@ from eqfuse.fast_dataclass import dataclass
 from eqfuse.loops.kernel_axes import narrowed
 from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Kernel as LoopKernel
-from eqfuse.loops.nodes import Nest, Store
+from eqfuse.loops.nodes import LibraryProduct, Nest, Store
 from eqfuse.loops.plan import (
     IN_TILES,
     SCANS,
+    SCHEDULES,
     WAYS,
     Cost,
     Form,
@@ -42,7 +44,7 @@ from eqfuse.loops.plan import (
 from eqfuse.loops.walk import statements
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
-from eqfuse.terms.nodes import Output, Program, free_axes
+from eqfuse.terms.nodes import Local, Output, Program, Reduce, free_axes
 from eqfuse.terms.types import result_dtype
 from eqfuse.threads import cached
 
@@ -124,7 +126,7 @@ class PlanSearch:
             if schedule == "split_k" and (even := self._even(candidate, extents)) is not None:
                 found.append(even)
             prices |= {(name, schedule): seconds[name] for name in mixed if mixed[name] == schedule}
-            theirs = [name for name, some in options.items() if schedule not in SCANS or schedule in some]
+            theirs = [name for name, some in options.items() if schedule in SCHEDULES or schedule in some]
             if all(mixed[name] == schedule for name in theirs) and _has(candidate.plan, schedule):
                 found.append(candidate)
         cheapest = {k.name: _cheapest(k.name, options[k.name], prices) for k in kernels}
@@ -140,7 +142,20 @@ class PlanSearch:
         """The schedules that a kernel can have here. On a CPU one thread has a row, and a tile's prefixes are no less work than those of
         its positions one after the other."""
         found = schedules(kernel.groups, kernel.parallel)
-        return tuple(each for each in found if each not in IN_TILES or self.device.kind != "cpu")
+        if self.device.kind == "cpu":
+            return tuple(each for each in found if each not in IN_TILES)
+        return found if self._library(kernel) is None else (*found, "library")
+
+    def _library(self, kernel: KernelShape) -> LibraryProduct | None:
+        """The product that a kernel is, of those that a GPU's library computes."""
+        if len(kernel.outputs) > 1 or len(kernel.groups) != 1 or kernel.whole:
+            return None
+        (output,), (group,) = kernel.outputs, kernel.groups
+        state = group.states[0]
+        if len(group.states) > 1 or output.expr != Local(state.name, state.dims):
+            return None
+        whole = replace(output, expr=Reduce(state.op, group.axis, state.body))
+        return library_product(whole, self._kinds)
 
     def as_written(self, kernels: Sequence[KernelShape], extents: Mapping[str, int]) -> Candidate:
         """The plan with a pass for every reduction of the program, and for what is independent of it."""
@@ -156,7 +171,12 @@ class PlanSearch:
         extents: Mapping[str, int],
     ) -> tuple[Candidate, dict[str, float]]:
         """The plan with these schedules, and the seconds of each of its kernels."""
-        return self._priced(tuple(_scheduled(k, schedules[k.name], extents) for k in kernels), name, extents)
+        plans = tuple(
+            replace(plan, library=self._library(kernel)) if schedules[kernel.name] == "library" else plan
+            for kernel in kernels
+            for plan in [_scheduled(kernel, schedules[kernel.name], extents)]
+        )
+        return self._priced(plans, name, extents)
 
     def _priced(
         self, plans: tuple[KernelPlan, ...], name: Schedule, extents: Mapping[str, int]
@@ -353,6 +373,8 @@ def configured(nest: Nest, shape: Shape, device: Device) -> tuple[LoopKernel, ..
 
 
 def _does_not_fit(kernel: LoopKernel, config: KernelConfig, shape: Shape, device: Device) -> str:
+    if kernel.library is not None:
+        return ""
     blocks = block_sizes(config.blocks, shape.extents)
     needed = shared_bytes(kernel, blocks, config.stages, shape)
     if device.kind == "cpu" or needed <= device.shared:

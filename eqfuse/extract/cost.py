@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Axes, KernelWork, MatrixProduct, Step, work_of
+from eqfuse.extract.library_products import library_terms
 from eqfuse.extract.mask_coverage import Coverage, ragged, rows_with_ranges
 from eqfuse.extract.residuals import CPU
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, size_of, slowdowns
@@ -108,6 +109,8 @@ class KernelCost:
 
     def terms(self, config: KernelConfig) -> list[Term]:
         """What shows of each term, in seconds."""
+        if self.kernel.library is not None:
+            return library_terms(self.kernel.library, self.shape, self.device)
         found = self.alone(config)
         if self.on_gpu:
             streams, hidden = self.streams(config, found), self.device.residuals.hidden
@@ -196,7 +199,10 @@ class _Priced:
             products = busy = 1.0
             fill = min(1.0, self.positions(frozenset(self.cost.kernel.parallel)) / device.sms) or 1.0
         memory, cache = self._traffic()
-        matrix = sum(2 * self.computed(p.axes) / self._matrix_rate(p) for p in work.products)
+        matrix = sum(
+            max(2 * self.computed(p.axes) / self._matrix_rate(p), fill * self._in_turn(p))
+            for p in work.products
+        )
         elementwise = sum(n * self.computed(axes) * self._masked(axes) for axes, n in work.elementwise)
         special = sum(n * self.computed(axes) * self._masked(axes) for axes, n in work.special)
         traffic = (
@@ -240,10 +246,30 @@ class _Priced:
         """Operations a second, fewer where a block has too few rows for the instruction."""
         device, shape, residuals = self.device, self.cost.shape, self.device.residuals
         if not shape.is_half_product(product.node, product.contraction):
-            return device.matrix_float
+            return device.matrix_float * (self._float_share(product) if self.cost.on_gpu else 1.0)
         rate = device.matrix_half * (residuals.narrow_rate if shape.is_narrow(product.node) else 1)
         full = rows(product.contraction, self.blocks) >= device.rows
         return rate if full else rate / residuals.few_rows
+
+    def _float_share(self, product: MatrixProduct) -> float:
+        """The part of the rate that a product of float32 has by its own instructions."""
+        read, residuals = product.contraction.right.read, self.device.residuals
+        is_turned = read is not None and product.contraction.axis in free_axes(read.index[-1])
+        return residuals.float_turned if is_turned else residuals.float_rate
+
+    def _in_turn(self, product: MatrixProduct) -> float:
+        """Seconds of the positions of the summed axis that thread blocks go through one after the other, where no tensor core multiplies."""
+        found, residuals = product.contraction, self.device.residuals
+        if not self.cost.on_gpu or self.cost.shape.is_half_product(product.node, found):
+            return 0.0
+        sides = (*found.rows, *found.columns)
+        tile = math.prod(min(self.blocks.get(axis, 1), self.extents.get(axis, 1)) for axis in sides)
+        positions = self.computed(product.axes) / (self.grid * tile) if self.grid else 0.0
+        each = max(
+            residuals.float_step, residuals.float_row * rows(found, self.blocks) / self._float_share(product)
+        )
+        beside = max(1, residuals.float_beside // tile)
+        return max(1.0, self.grid / beside / self.device.sms) * positions * each
 
     def _side_by_side(self) -> int:
         """Thread blocks of a kernel without matrix products that run side by side on an SM."""

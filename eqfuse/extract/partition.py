@@ -15,6 +15,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from eqfuse import limits
+from eqfuse.extract.library_products import with_products
 from eqfuse.extract.shape import HALF
 from eqfuse.loops.contraction import Product, contraction, factors, unmasked
 from eqfuse.names import Names
@@ -277,7 +278,8 @@ class Partition:
     that stores it, or the output that alone reads it; with `at_positions`, short folds beside it are made anew at each position of its
     walk, so that its states are in that kernel alone. `alike` are the extents of axes, as far as two have the same, `dtypes`
     those of tensors and scalars. What is stored is called `stem` and a number, and is contiguous along `tiled` axes, where matrix
-    products read it in tiles; `layouts` are the axes of the program's outputs."""
+    products read it in tiles. Where the device `has_library`, products that it computes have kernels of their own, as the outputs `alone` have.
+    `layouts` are the axes of the program's outputs."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
@@ -292,6 +294,8 @@ class Partition:
     scans: bool = False
     at_positions: bool = False
     stem: str = "stored"
+    has_library: bool = False
+    alone: frozenset[str] = frozenset()
     tiled: frozenset[str] = frozenset()
     layouts: tuple[tuple[str, ...], ...] = ()
 
@@ -312,7 +316,11 @@ class Partition:
         if any(self._scanned(r) for r in reductions(*(o.expr for o in outputs))):
             variants.append(replace(self, scans=True))
             variants.append(replace(self, scans=True, at_positions=True, recompute_share=math.inf))
-        return list(dict.fromkeys(variant.clusters(outputs) for variant in variants))
+        found = [variant.clusters(outputs) for variant in variants]
+        if self.has_library:
+            made, alone = with_products(outputs, self.stem, self.extents, self.dtypes)
+            found.append(replace(self, alone=alone).clusters(made))
+        return list(dict.fromkeys(found))
 
     def walking(self) -> Partition:
         """The partition that computes nothing beforehand: an axis that is kept whole for that cannot be walked."""
@@ -803,10 +811,15 @@ class Partition:
         for output in outputs:
             reads = {n.tensor for n in walk(output.expr) if isinstance(n, Load)}
             home = None
+            if output.name in self.alone:
+                clusters.append([output])
+                continue
             for index in range(len(clusters) - 1, -1, -1):
                 cluster = clusters[index]
                 if any(o.name in reads for o in cluster):
                     break
+                if not self.alone.isdisjoint(o.name for o in cluster):
+                    continue
                 shares = any(folds[output.name] & folds[o.name] for o in cluster)
                 alike = any(signatures[output.name] == signatures[o.name] for o in cluster)
                 beside = any(_is_beside(output, o) or _is_beside(o, output) for o in cluster)

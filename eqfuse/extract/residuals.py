@@ -66,6 +66,32 @@ class Residuals:
     narrow_rate: float = 2.0
     """Rate of operands of one byte over that of two."""
 
+    # Products of float32 in Triton, which no tensor core multiplies
+    float_rate: float = 0.9
+    """Rate over `matrix_float`: 40 TFLOP/s in blocks of 128 x 128 (H200)."""
+    float_turned: float = 0.47
+    """The same where the right operand is contiguous along the summed axis: 21 TFLOP/s."""
+    float_step: float = 4e-8
+    """Seconds of each position of the summed axis in a block, however small that is: 16 x 16 to 64 x 16."""
+    float_beside: int = 2048
+    """Rows times columns of all blocks that an SM runs side by side in that time."""
+    float_row: float = 5.9e-10
+    """The same for each row over that rate: 160 ns in blocks of 128 x 32 whose right operand is turned, 78 of 64 x 32."""
+
+    # Products of float32 by the library (library_products.py), of which cuBLAS took 3 us to 21.5 ms
+    library_rate: float = 1.13
+    """Rate over `matrix_float`: 51 TFLOP/s."""
+    library_rows: int = 32
+    """Rows and columns that its blocks have at least."""
+    library_vectors: int = 8
+    """Rows or columns up to which a product waits for memory alone."""
+    library_step: float = 4.5e-9
+    """Seconds of each position of the summed axes that are not shared out among thread blocks."""
+    library_depth: int = 4096
+    """Positions of the summed axes from which on they are."""
+    library_call: float = 1e-6
+    """Seconds besides those of a launch."""
+
     # Tiles of matrix products (product_tiles.py): set, not measured, so that the kept choices stay (see above)
     per_doubling: float = 1.35
     """Each halving or doubling away from the best size of an axis. Attention, prefill at lengths 512 to 8192, was measured

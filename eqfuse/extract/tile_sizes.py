@@ -100,6 +100,8 @@ SEARCHED = 128
 
 def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     """Blocks for one kernel. Every axis that the kernel walks gets one."""
+    if kernel.library is not None:
+        return tiny(kernel, TENSOR_CORE_MIN)
     if device.kind == "cpu":
         return _searching(kernel, tile_sizes_cpu.configure(kernel, shape, device), SEARCHED)
     return _searching(kernel, _for_gpu(kernel, AxisUsage.of(kernel), shape, device), SEARCHED)

@@ -25,6 +25,7 @@ from eqfuse.terms.nodes import (
     Size,
     call,
     free_axes,
+    transform,
     walk,
 )
 
@@ -40,7 +41,7 @@ def check(nest: Nest, program: Program) -> None:
     Every axis that an expression depends on is a position (parallel, or a unit loop) or a dim.
     A fold, or a scan, is the whole right-hand side of a `Let`. Each output and each temporary is stored by
     exactly one statement, no instance writes where another does, and a temporary is stored before
-    it is loaded, by an earlier kernel.
+    it is loaded, by an earlier kernel. What a library is called for is what the kernel's body computes.
     """
     ranks = {tensor.name: tensor.rank for tensor in program.tensors}
     buffers = {buffer.name: buffer for buffer in nest.buffers}
@@ -48,6 +49,7 @@ def check(nest: Nest, program: Program) -> None:
     for kernel in map(expanded, nest.kernels):
         readable = dict(ranks)
         _KernelCheck(kernel, readable, buffers, frozenset(program.scalars)).run()
+        _check_library(kernel)
         ranks |= {name: len(buffers[name].axes) for name in _stored(kernel)}
     _check_stores(nest)
 
@@ -75,6 +77,28 @@ def _check_stores(nest: Nest) -> None:
     for buffer in nest.buffers:
         if times[buffer.name] != 1:
             raise NestError(f"{buffer.name!r} is stored by {times[buffer.name]} statements, not by one")
+
+
+def _check_library(kernel: Kernel) -> None:
+    if kernel.library is None:
+        return
+    values = {stmt.name: stmt.expr for stmt in kernel.body if isinstance(stmt, Let)}
+
+    def inlined(node: Expr) -> Expr:
+        return transform(values[node.name], inlined) if isinstance(node, Local) else node
+
+    *_, last = kernel.body
+    (made, out), *sides = kernel.library.made, kernel.library.left, kernel.library.right
+    body, summed = transform(last.expr, inlined) if isinstance(last, Store) else None, set[str]()
+    while isinstance(body, Reduce) and body.op == "sum":
+        summed.add(body.axis)
+        body = body.body
+    left, right = (Load(tensor, tuple(map(Axis, axes))) for tensor, axes in sides)
+    stored = isinstance(last, Store) and (last.tensor, last.index) == (made, tuple(map(Axis, out)))
+    lacks = ({*axes} - {*out} for _, axes in sides)
+    is_product = body in (call("mul", left, right), call("mul", right, left))
+    if not stored or not is_product or any(axes != summed for axes in lacks):
+        raise NestError(f"kernel {kernel.name!r}: its library computes {kernel.library}, its body does not")
 
 
 def _unique(names: Iterable[str], kind: str) -> None:

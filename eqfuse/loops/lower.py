@@ -382,7 +382,7 @@ class _KernelLowering:
             final = self._context.temporary(f"{self._plan.name}_{state.name}_final", axes)
             build.store(final.tensor, axes, Local(self._exact[state.name], state.dims))
             self._finals[state.name] = final
-        return Kernel(name, build.parallel, build.body, *self._context.known)
+        return Kernel(name, build.parallel, build.body, *self._context.known, library=self._plan.library)
 
     def _spread(self, local: Mapping[tuple[str, ...], list[Output]]) -> tuple[str, ...]:
         """Axes of merged states that instances of the merging kernel can share out: every output has them,
@@ -454,7 +454,7 @@ class _KernelLowering:
                 case "multi_pass":
                     self._passes(build, group)
                     self._exact.update({state.name: state.name for state in group.states})
-                case "resident":
+                case "resident" | "library":
                     for state in group.states:
                         build.fold(state.name, state.dims, state.op, group.axis, self._exactly(state.body))
                         self._exact[state.name] = state.name

@@ -1,7 +1,7 @@
 """The loop nest of a chosen plan: what runs in parallel, what is carried, what is stored.
 
     nest    ::= Nest(kernels, temporaries)       kernels run one after the other
-    kernel  ::= Kernel(name, parallel, body, ascending, longer, slots)
+    kernel  ::= Kernel(name, parallel, body, ascending, longer, slots, library)
                                                  all positions of the parallel axes at once
     stmt    ::= Let(name, dims, expr)            name[dims] = expr, for every position of dims
               | Loop(axis, start, stop, unit, carried, body, shard, part)
@@ -24,7 +24,8 @@ after the loop its name stands for the last value (for `init`, when the loop vis
 `ascending` are dimensions along which the integers of an input tensor do not fall, as the program promises; `longer` those
 of them that have so many elements more than an axis has positions.
 
-Positions of the parallel axes of `slots` stand for whatever work is left to do, see slots.py.
+Positions of the parallel axes of `slots` stand for whatever work is left to do, see slots.py. A kernel with `library` is run by a library of matrix
+products on a device that has one; its body says what that computes.
 
 Tile sizes are not part of the nest: it means the same for every choice of them.
 """
@@ -91,6 +92,16 @@ class Slots:
 
 
 @dataclass(frozen=True)
+class LibraryProduct:
+    """What a library of matrix products is called for: `made` is the sum, over the axes that it lacks, of the products of `left` and `right`. Each is
+    a tensor and the axes of its dimensions."""
+
+    made: tuple[str, tuple[str, ...]]
+    left: tuple[str, tuple[str, ...]]
+    right: tuple[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Kernel(Hashed):
     name: str
     parallel: tuple[str, ...]
@@ -98,6 +109,7 @@ class Kernel(Hashed):
     ascending: tuple[tuple[str, int], ...] = ()
     longer: tuple[tuple[str, int, str, int], ...] = ()
     slots: Slots | None = None
+    library: LibraryProduct | None = None
 
     __hash__ = hash_of
 

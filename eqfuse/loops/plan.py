@@ -14,11 +14,14 @@ from typing import Literal
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.hashed import Hashed, hash_of
 from eqfuse.loops.blocks import Block
+from eqfuse.loops.nodes import LibraryProduct
 from eqfuse.rules.assignments import fold_of_merge
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Expr, Output
 
-Schedule = Literal["rolling", "split_k", "resident", "multi_pass", "scan", "scan_tiles", "scan_split"]
+Schedule = Literal[
+    "rolling", "split_k", "resident", "multi_pass", "scan", "scan_tiles", "scan_split", "library"
+]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ WAYS: Mapping[Schedule, Way] = {
     "scan_split": Way(
         True, "such a loop for each shard, from the states that the merge makes of those before it"
     ),
+    "library": Way(False, "no loop: a call of the device's library of matrix products"),
 }
 """Every way to walk an axis. That all of them compute the same is what the merge is derived and proved for, so this is a
 table and no set of rules: what a schedule can be used for is whether there is a merge."""
@@ -49,8 +53,8 @@ IN_TILES: tuple[Schedule, ...] = ("scan_tiles", "scan_split")
 SCANS: tuple[Schedule, ...] = ("scan", *IN_TILES)
 """The schedules of prefixes."""
 
-SCHEDULES: tuple[Schedule, ...] = tuple(schedule for schedule in WAYS if schedule not in SCANS)
-"""Those of reductions over whole axes."""
+SCHEDULES: tuple[Schedule, ...] = tuple(s for s in WAYS if s not in (*SCANS, "library"))
+"""Those of any reductions over whole axes."""
 
 
 def schedules(groups: Iterable[Group], parallel: Collection[str]) -> tuple[Schedule, ...]:
@@ -104,7 +108,7 @@ class GroupPlan:
 
 @dataclass(frozen=True)
 class KernelPlan(Hashed):
-    """`parallel` are the axes whose positions are independent; `whole` the axes of states and
+    """`library` is the matrix product that the kernel is, where its schedule is that. `parallel` are the axes whose positions are independent; `whole` the axes of states and
     outputs that one program instance keeps complete (a later group or the epilogue folds them).
     Axes of outputs that a group of this kernel reduces (softmax itself) are in neither."""
 
@@ -113,6 +117,7 @@ class KernelPlan(Hashed):
     groups: tuple[GroupPlan, ...]
     parallel: tuple[str, ...]
     whole: tuple[str, ...]
+    library: LibraryProduct | None = None
 
     __hash__ = hash_of
 

@@ -67,7 +67,7 @@ from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
-from eqfuse.loops.nodes import Buffer
+from eqfuse.loops.nodes import Buffer, LibraryProduct
 from eqfuse.terms.nodes import Expr, Fold
 
 S_co = TypeVar("S_co", covariant=True)
@@ -372,6 +372,7 @@ class Kernel:
     blocks: tuple[Block, ...]
     body: tuple[Stmt, ...]
     backwards: tuple[str, ...] = ()  # axes of the grid of which the last block goes first
+    library: LibraryProduct | None = None  # what a library of matrix products runs instead
 
 
 @dataclass(frozen=True, repr=False)

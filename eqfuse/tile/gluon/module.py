@@ -22,9 +22,18 @@ from eqfuse.tile.triton.functions import LIBRARY
 from eqfuse.tile.triton.kernel import KernelText as TritonText
 from eqfuse.tile.triton.module import TritonModule, config_of, functions_of, limits_of, schedule_of
 from eqfuse.tile.triton.parameters import Names, Tables, TensorInfo
+from eqfuse.tile.triton.runtime import LIBRARY_IMPORT, MULTIPLY, RUNTIME_NAMES, without
 from eqfuse.tile.triton.runtime import RUNTIME as TRITON_RUNTIME
-from eqfuse.tile.triton.runtime import RUNTIME_NAMES, without
-from eqfuse.tile.triton.template import Template, helpers, labels, nested, table, tuple_text
+from eqfuse.tile.triton.template import (
+    LibraryCall,
+    Template,
+    calls_text,
+    helpers,
+    labels,
+    nested,
+    table,
+    tuple_text,
+)
 from eqfuse.tile.triton.wrap import wrap
 
 MOST_COLUMNS = 1024
@@ -50,7 +59,9 @@ def emit(
     roles, `sizes` are defaults for extents that no tensor determines, `extents` those that the plan was chosen for.
     """
     module = _Module(program, source, dtypes, configs, sizes or {}, extents or {}, name)
-    kernels = module.kernels()
+    every = module.kernels()
+    kernels = [kernel for kernel in every if not isinstance(kernel, LibraryCall)]
+    calls = len(kernels) < len(every)
     specialized, others = module.specialized(kernels), module.others(kernels)
     shared = helpers({key for kernel in kernels for key in kernel.helpers}, "@triton.jit")
     own = helpers({key for kernel in specialized for key in kernel.helpers}, "@gluon.jit", OWN)
@@ -59,7 +70,9 @@ def emit(
         [
             *module.docstring(),
             "",
-            *(["import warnings", ""] if others else []),
+            *(["import warnings"] if others else []),
+            *([LIBRARY_IMPORT] if calls else []),
+            *([""] if others or calls else []),
             "import torch",
             "import triton",
             "import triton.language as tl",
@@ -79,6 +92,7 @@ def emit(
             'copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global',
             "",
             *module.tables(kernels),
+            *calls_text(every),
             *shared,
             *own,
             *functions_of(others),
@@ -87,7 +101,8 @@ def emit(
             *without(TRITON_RUNTIME, (*unused, *(() if others else ("launch",)))).rstrip().splitlines(),
             "",
             *RUNTIME.rstrip().splitlines(),
-            *module.launcher(kernels),
+            *(["", *MULTIPLY.rstrip().splitlines()] if calls else []),
+            *module.launcher(every),
             "",
         ]
     )
@@ -114,18 +129,20 @@ class _Module(Template[AnyText]):
         tiles = TileProgram(without_roles, program.buffers, program.domains, program.shards)
         self._triton = TritonModule(tiles, source, dtypes, sizes, name, extents)
 
-    def kernels(self) -> list[AnyText]:
+    def kernels(self) -> list[AnyText | LibraryCall]:
         names = Names((self._name, *self.RESERVED))
         tensors = {name: TensorInfo(self._dtypes[name], labels(axes)) for name, axes in self._axes.items()}
         tables, facts = Tables(tensors, self._root), self._triton.facts()
-        found: list[AnyText] = []
+        found: list[AnyText | LibraryCall] = []
         following = (*self._program.kernels[1:], None)
         for kernel, after in zip(self._program.kernels, following, strict=True):
             name = names.fresh(kernel.name)
             if isinstance(kernel, RolesKernel):
                 found.append(write_kernel(kernel, name, tables))
+            elif kernel.library is not None:
+                found.append(LibraryCall(name, kernel.library))
             else:
-                leads = after is not None and not isinstance(after, RolesKernel)
+                leads = after is not None and not isinstance(after, RolesKernel) and after.library is None
                 found.append(self._triton.written(kernel, name, facts, waits=bool(found), leads=leads))
         return found
 
@@ -163,7 +180,7 @@ class _Module(Template[AnyText]):
             "",
             "# Default block sizes; warps and stages of kernels without roles.",
         ]
-        configs = dict(zip((k.name for k in kernels), self._configs, strict=False))
+        configs = dict(zip((k.name for k in self._program.kernels), self._configs, strict=False))
         lines += nested(
             "CONFIGS",
             {

@@ -64,7 +64,7 @@ class KernelLowering:
         tiles = [block.axis for block in grid if block.size != 1]
         points = [block.axis for block in reversed(grid) if block.size == 1]
         body = pruned(tuple(self._build.scopes[0].body))
-        return Kernel(self._kernel.name, (*tiles, *points), tuple(blocks), body)
+        return Kernel(self._kernel.name, (*tiles, *points), tuple(blocks), body, library=self._kernel.library)
 
     # Statements ---------------------------------------------------------------------------------
 

@@ -27,6 +27,9 @@ Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
 """The outputs, for the values of a call by name and the addresses of its tensors in their order; None where it has to go
 another way: another device is current, or somebody watches launches."""
 
+Products = Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]
+"""Of each kernel that is a product of the library, what is made and what is multiplied: tensors, and names for their dimensions."""
+
 ALIGNMENT = 256
 """Bytes that temporaries in one piece of memory start at multiples of."""
 
@@ -59,9 +62,22 @@ class Kind:
         return shape, contiguous(shape)
 
     @property
-    def temporaries(self) -> tuple[str, ...]:
-        """What the kernels write for each other."""
+    def products(self) -> Products:
+        """What the library of matrix products computes, by kernel."""
+        found: Products = getattr(self.module, "PRODUCTS", {})
+        return found
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Temporaries that the library takes, as tensors."""
         given = {*self.inputs, *self.outputs}
+        found = dict.fromkeys(name for sides in self.products.values() for name, _ in sides)
+        return tuple(name for name in found if name not in given)
+
+    @property
+    def temporaries(self) -> tuple[str, ...]:
+        """What the kernels write for each other, but for those."""
+        given = {*self.inputs, *self.outputs, *self.held}
         return tuple(name for name in self.module.TENSORS if name not in given)
 
     @property
@@ -95,11 +111,12 @@ def form_of(kind: Kind) -> Form:
     writer.head("call(values, addresses)", "None")
     for place, name in enumerate(kind.inputs):
         writer.addresses[name] = f"addresses[{place}]"
-    for name in kind.outputs:
+        writer.tensors[name] = f"values[{name!r}]"
+    for name in (*kind.outputs, *kind.held):
         shape, strides = writer.slots(2, partial(Kind.layout, name=name))
         made, dtype = writer.local(name), writer.constant(kind.module.TENSORS[name][0])
         writer.line(f"{made} = empty({shape}, {strides}, {dtype})")
-        writer.addresses[name] = f"{made}.data_ptr()"
+        writer.addresses[name], writer.tensors[name] = f"{made}.data_ptr()", made
     temporaries = kind.temporaries
     if temporaries:
         room, *offsets = writer.slots(1 + len(temporaries), _room)
@@ -134,11 +151,16 @@ def bound(
     writer = _Writer(kind)
     writer.head("call()", "False")
     memory = {**tensors, **outputs}
+    for name in kind.held:
+        shape, strides = kind.layout(name)
+        dtype = kind.module.TENSORS[name][0]
+        memory[name] = torch.empty_strided(shape, strides, dtype=dtype, device=kind.device)
     offsets, size = kind.room
     workspace = torch.empty(size, dtype=torch.uint8, device=kind.device)
     starts = {name: tensor.data_ptr() for name, tensor in memory.items()}
     starts |= {n: workspace.data_ptr() + offset for n, offset in zip(kind.temporaries, offsets, strict=True)}
     writer.addresses |= {name: writer.constant(start) for name, start in starts.items()}
+    writer.tensors |= {name: writer.constant(tensor) for name, tensor in memory.items()}
     writer.launches(lambda name, kind: writer.constant((int if kind == "int" else float)(scalars[name])))
     writer.line("return True")
     writer.constant(workspace)  # kept as long as the function is
@@ -234,6 +256,7 @@ class _Writer:
         """Names that each kind has its own values of, and what reads them."""
         self._count = 0
         self.addresses: dict[str, str] = {}
+        self.tensors: dict[str, str] = {}
 
     def head(self, signature: str, otherwise: str) -> None:
         self._lines.append(f"def {signature}:")
@@ -261,11 +284,17 @@ class _Writer:
         return names
 
     def local(self, name: str) -> str:
-        return f"made_{list(self._kind.outputs).index(name)}"
+        return f"made_{[*self._kind.outputs, *self._kind.held].index(name)}"
 
     def launches(self, number: Callable[[str, str], str]) -> None:
         """Launches of all kernels; `number` gives the text of a scalar of a call, by name and by int or float."""
-        for kernel, taken in self._kind.module.ARGUMENTS.items():
+        arguments, products = self._kind.module.ARGUMENTS, self._kind.products
+        for kernel in getattr(self._kind.module, "ORDER", arguments):
+            if kernel in products:
+                (multiply,) = self.slots(1, partial(_multiplying, kernel=kernel))
+                self.line(f"{multiply}({', '.join(self.tensors[name] for name, _ in products[kernel])})")
+                continue
+            taken = arguments[kernel]
             compiled, _, integers, numbers, constants = self._kind.known[kernel]
             pointers = [self.addresses[name] for name in taken["tensors"]]
             texts = dict(enumerate(pointers))
@@ -360,6 +389,37 @@ def taker(places: Sequence[int]) -> Take:
     if len(places) > 1:
         return itemgetter(*places)
     return lambda pool: tuple([pool[place] for place in places])
+
+
+def _multiplying(kind: Kind, kernel: str) -> Sequence[Any]:
+    """What calls the library for a product of tensors of these sizes: `multiply` of the module in fewer steps."""
+    (_, out), (_, first), (_, second) = kind.products[kernel]
+    batch = [axis for axis in out if axis in first and axis in second]
+    groups = [batch] if batch else []
+    rows, columns = ([axis for axis in out if axis not in side] for side in (second, first))
+    summed = [axis for axis in first if axis not in out]
+    extents = {
+        axis: kind.known["sizes"][of]
+        for name, axes in kind.products[kernel]
+        for axis, of in zip(axes, kind.module.TENSORS[name][1], strict=True)
+    }
+
+    def matrices(axes: Sequence[str], *groups: Sequence[str]) -> Callable[[torch.Tensor], torch.Tensor]:
+        order = [axes.index(axis) for group in groups for axis in group]
+        if len(order) > len(groups):
+            shape = [prod([extents[axis] for axis in group]) for group in groups]
+            return lambda tensor: tensor.permute(order).reshape(shape)
+        if order == sorted(order):
+            return lambda tensor: tensor
+        return lambda tensor: tensor.permute(order)
+
+    one, other = matrices(first, *groups, rows, summed), matrices(second, *groups, summed, columns)
+    whole, product = matrices(out, *groups, rows, columns), torch.bmm if batch else torch.mm
+
+    def multiply(made: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+        product(one(left), other(right), out=whole(made))
+
+    return [multiply]
 
 
 @lru_cache(256)

@@ -17,8 +17,26 @@ from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.triton.functions import LIBRARY
 from eqfuse.tile.triton.kernel import KernelText, write_kernel
 from eqfuse.tile.triton.parameters import ALIGNMENT, INDEX, Names, Tables, TensorInfo
-from eqfuse.tile.triton.runtime import RECORDED, RECORDED_IMPORTS, RUNTIME, RUNTIME_NAMES
-from eqfuse.tile.triton.template import Template, helpers, labels, launch_text, nested, shape, tuple_text
+from eqfuse.tile.triton.runtime import (
+    LIBRARY_IMPORT,
+    MULTIPLY,
+    RECORDED,
+    RECORDED_IMPORTS,
+    RECORDED_MULTIPLY,
+    RUNTIME,
+    RUNTIME_NAMES,
+)
+from eqfuse.tile.triton.template import (
+    LibraryCall,
+    Template,
+    calls_text,
+    helpers,
+    labels,
+    launch_text,
+    nested,
+    shape,
+    tuple_text,
+)
 from eqfuse.tile.triton.wrap import wrap
 
 
@@ -43,26 +61,32 @@ def emit(
     ScheduleError where a block that was lowered for a fixed size is too small for the dot that reads it.
     """
     module = TritonModule(program, source, dtypes, sizes or {}, name, extents or {}, recorded)
-    kernels = module.kernels()
+    every = module.kernels()
+    kernels = [kernel for kernel in every if isinstance(kernel, KernelText)]
+    calls = len(kernels) < len(every)
     used = helpers({key for kernel in kernels for key in kernel.helpers}, "@triton.jit")
     text = "\n".join(
         [
             *module.docstring(),
             "",
-            *([] if recorded else ["import warnings", ""]),
+            *([] if recorded else ["import warnings"]),
+            *([LIBRARY_IMPORT] if calls else []),
+            *([""] if calls or not recorded else []),
             "import torch",
             "import triton",
             "import triton.language as tl",
             *(RECORDED_IMPORTS if recorded else []),
             *([LIBRARY] if any("libdevice." in line for line in used) else []),
             "",
-            *module.tables(kernels, configs),
+            *module.tables(kernels, [c for k, c in zip(every, configs, strict=True) if k in kernels]),
+            *calls_text(every),
             *used,
             *functions_of(kernels),
             *(line for kernel in kernels for line in ("", "", *kernel.lines)),
             "",
             *(RECORDED if recorded else RUNTIME).rstrip().splitlines(),
-            *module.launcher(kernels),
+            *(["", *(RECORDED_MULTIPLY if recorded else MULTIPLY).rstrip().splitlines()] if calls else []),
+            *module.launcher(every),
             "",
         ]
     )
@@ -100,12 +124,15 @@ class TritonModule(Template[KernelText]):
         self._program, self._recorded = program, recorded
         self._ragged = frozenset(axis for axis, n in extents.items() if n < 2 or n & (n - 1))
 
-    def kernels(self) -> list[KernelText]:
+    def kernels(self) -> list[KernelText | LibraryCall]:
         names = Names((self._name, *self.RESERVED))
-        facts, last = self.facts(), len(self._program.kernels) - 1
+        facts, kernels = self.facts(), self._program.kernels
+        leads = [after.library is None for after in kernels[1:]]
         return [
-            self.written(kernel, names.fresh(kernel.name), facts, waits=place > 0, leads=place < last)
-            for place, kernel in enumerate(self._program.kernels)
+            self.written(kernel, names.fresh(kernel.name), facts, waits=place > 0, leads=leads)
+            if kernel.library is None
+            else LibraryCall(names.fresh(kernel.name), kernel.library)
+            for place, (kernel, leads) in enumerate(zip(kernels, [*leads, False], strict=True))
         ]
 
     def facts(self) -> Tables:
@@ -197,6 +224,8 @@ class TritonModule(Template[KernelText]):
 def schedule_of(kernel: Kernel) -> str:
     """The grid and the loops of a kernel, as a line of text."""
     kinds = {"grid": "grid", "loop": "loop", "whole": "whole", "unit": "loop by one"}
+    if kernel.library is not None:
+        return f"{kernel.name}: torch's library of matrix products"
     parts = []
     for kind, shown in kinds.items():
         axes = [

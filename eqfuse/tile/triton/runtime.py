@@ -115,10 +115,50 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
     if compiled is not None:
         known[name] = compiled, grid, integers, numbers, tuple(constants.values())
 '''
-"""Their source. The module has the tables TENSORS, SIZES, CONFIGS, LIMITS and WHOLE."""
+"""Their source. The module has the tables TENSORS, SIZES, CONFIGS, LIMITS and WHOLE, and PRODUCTS where it calls the library."""
+
+_MATRICES = '''
+def matrices(tensor, axes, *groups):
+    """The tensor with one dimension for each group of axes."""
+    whole = tensor.permute([axes.index(axis) for group in groups for axis in group])
+    sizes = [tensor.shape[axes.index(axis)] for group in groups for axis in group]
+    counts = iter(sizes)
+    shape = [prod(next(counts) for _ in group) for group in groups]
+    return whole.reshape(shape)
+
+
+def multiply(name, made, left, right):
+    """`made` becomes the sums of products of two tensors over the axes that it lacks, by torch's library of matrix
+    products."""
+    (_, out), (_, first), (_, second) = PRODUCTS[name]
+    batch = [axis for axis in out if axis in first and axis in second]
+    rows = [axis for axis in out if axis not in second]
+    columns = [axis for axis in out if axis not in first]
+    summed = [axis for axis in first if axis not in out]
+    groups = [batch] if batch else []
+    one = matrices(left, first, *groups, rows, summed)
+    other = matrices(right, second, *groups, summed, columns)
+    product = torch.bmm if batch else torch.mm
+'''
+
+LIBRARY_IMPORT = "from math import prod"
+
+MULTIPLY = (
+    _MATRICES
+    + """    if made.is_contiguous():
+        product(one, other, out=matrices(made, out, *groups, rows, columns))
+    else:
+        made.copy_(product(one, other).view(made.shape))
+"""
+)
+"""What modules have where the library computes products."""
+
+RECORDED_MULTIPLY = f"{_MATRICES}    made.copy_(product(one, other).view(made.shape))\n"
+"""The same where launches are recorded."""
 
 RUNTIME_NAMES = (
     *("settings", "axis_sizes", "buffer", "index_dtype", "overlaps", "call_key", "remembered", "launch"),
+    *("multiply", "matrices", "prod"),
     *("wrap_triton", "statically_known_true"),
 )
 """Names of the functions; no other global of a module may have them."""

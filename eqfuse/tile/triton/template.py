@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from eqfuse.loops.blocks import Block
-from eqfuse.loops.nodes import Buffer
+from eqfuse.loops.nodes import Buffer, LibraryProduct
 from eqfuse.terms.bounds import longer_dimensions, selected_axes
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Program, Size
@@ -84,6 +85,37 @@ class Printed(Protocol):
     def parameters(self) -> Parameters: ...
     @property
     def at_launch(self) -> Mapping[str, Expr]: ...
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """What the launcher calls torch's library of matrix products for, where other kernels are launched."""
+
+    name: str
+    product: LibraryProduct
+
+    @property
+    def given(self) -> str:
+        """Each tensor and the axes of its dimensions."""
+        tensors = self.product.made, self.product.left, self.product.right
+        parts = (f'"{name}", {tuple_text([repr(axis) for axis in axes])}' for name, axes in tensors)
+        return f"({', '.join(f'({part})' for part in parts)})".replace("'", '"')
+
+    @property
+    def text(self) -> str:
+        names = (name for name, _ in (self.product.made, self.product.left, self.product.right))
+        return f'multiply("{self.name}", {", ".join(names)})'
+
+
+def calls_text(every: Sequence[Printed | LibraryCall]) -> list[str]:
+    """The table of what a library is called for, and the order of all kernels, where there are such."""
+    calls = {each.name: each.given for each in every if isinstance(each, LibraryCall)}
+    if not calls:
+        return []
+    order = tuple_text([f'"{each.name}"' for each in every])
+    rows = [row for name, given in calls.items() for row in wrap(f'    "{name}": {given},')]
+    title = "# What the library of matrix products computes; all kernels in their order."
+    return ["", title, "PRODUCTS = {", *rows, "}", f"ORDER = {order}"]
 
 
 Text = TypeVar("Text", bound=Printed)
@@ -174,7 +206,7 @@ class Template(ABC, Generic[Text]):
     def _arguments(self) -> list[str]:
         return [*self._inputs, *self._source.scalars]
 
-    def launcher(self, kernels: Sequence[Text]) -> list[str]:
+    def launcher(self, kernels: Sequence[Text | LibraryCall]) -> list[str]:
         local = Names((*self._axes, *self._source.scalars, *self.RESERVED))
         known, size, blocks = local.fresh("known"), local.fresh("size"), local.fresh("blocks")
         out, workspace, sizes = local.fresh("out"), local.fresh("workspace"), local.fresh("sizes")
@@ -214,7 +246,11 @@ class Template(ABC, Generic[Text]):
             body.append(f'{buffer.name} = buffer("{buffer.name}", {own}, {size}, {device})')
         body.append(f"with torch.cuda.device_of({self._outputs[0].name}):")
         for kernel in kernels:
-            body += ["    " + line for line in self._launch(kernel, known, size, blocks, config)]
+            if isinstance(kernel, LibraryCall):
+                launched = [kernel.text]
+            else:
+                launched = self._launch(kernel, known, size, blocks, config)
+            body += ["    " + line for line in launched]
         body.append(f"return {', '.join(buffer.name for buffer in self._outputs)}")
         return [*lines, *(piece for line in body for piece in wrap(f"    {line}".rstrip()))]
 

@@ -1,0 +1,165 @@
+"""Matrix products that a GPU's library computes (cuBLAS): which sums they are, what is stored around them, and what they take.
+
+Tensor cores multiply half precision alone. Products of float32 and float64 run on the vector units, where the library's kernels, in assembly,
+take 0.4 to 0.8 of the time of Triton's (H200). Such a product is a kernel of its own, so that what it multiplies is stored, and so is what
+it gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from eqfuse.extract.devices import Device
+from eqfuse.extract.shape import Shape
+from eqfuse.loops.contraction import factors
+from eqfuse.loops.nodes import LibraryProduct
+from eqfuse.loops.plan import Term
+from eqfuse.names import Names
+from eqfuse.terms.nodes import Axis, Expr, Load, Output, Reduce, free_axes, reductions, replaced, walk
+from eqfuse.terms.types import result_dtype
+
+DTYPES = ("f32", "f64")
+"""Dtypes of which a library multiplies faster than Triton does."""
+
+MUCH = 8
+"""Times the positions of the largest tensor of a program up to which a product is stored."""
+
+
+def library_product(output: Output, dtypes: Mapping[str, str]) -> LibraryProduct | None:
+    """The product that an output is: a sum, over one axis or several, of two tensors' elements at positions of axes, each at most once. Both have
+    the summed axes; of its own axes those that both have come first, then those of one operand, then those of the other. None where it is none
+    that a library has."""
+    sides = _sides(output.expr)
+    if sides is None or not all(isinstance(side, Load) for side in sides):
+        return None
+    named: list[tuple[str, tuple[str, ...]]] = []
+    for side in sides:
+        assert isinstance(side, Load)
+        axes = tuple(part.name for part in side.index if isinstance(part, Axis))
+        if len({*axes}) < len(side.index):
+            return None
+        named.append((side.tensor, axes))
+    acc = "f64" if "f64" in dtypes.values() else "f32"
+    if {dtypes.get(tensor, acc) for tensor, _ in named} != {acc} or output.dtype not in (None, acc):
+        return None
+    if output.axes[-1] not in named[1][1]:
+        named.reverse()
+    (_, left), (_, right) = named
+    batch = [axis for axis in output.axes if axis in left and axis in right]
+    rows = [axis for axis in output.axes if axis not in right]
+    columns = [axis for axis in output.axes if axis not in left]
+    summed = {*left, *right} - {*output.axes}
+    is_product = rows and columns and summed <= {*left} & {*right}
+    if not is_product or (*batch, *rows, *columns) != output.axes:
+        return None
+    return LibraryProduct((output.name, output.axes), *named)
+
+
+def _sides(expr: Expr) -> tuple[Expr, Expr] | None:
+    """The two factors of a sum of products over axes that both have, each of which has axes of its own."""
+    body, summed = expr, set[str]()
+    while isinstance(body, Reduce) and body.op == "sum":
+        summed.add(body.axis)
+        body = body.body
+    product = factors(body)
+    if product.under or len(product.over) != 2:
+        return None
+    left, right = product.over
+    both = free_axes(left) & free_axes(right)
+    if not summed or not summed <= both or free_axes(left) <= both or free_axes(right) <= both:
+        return None
+    return left, right
+
+
+def with_products(
+    outputs: Sequence[Output], stem: str, extents: Mapping[str, int], dtypes: Mapping[str, str]
+) -> tuple[list[Output], frozenset[str]]:
+    """The outputs of a program with those products stored that a library may compute, and what they multiply; and the names of products."""
+    names = Names((output.name for output in outputs), between="")
+    largest = max(
+        (_positions(n, extents) for n in walk(*(o.expr for o in outputs)) if isinstance(n, Load)), default=0
+    )
+    largest = max([largest, *(math.prod(extents.get(a, 1) for a in output.axes) for output in outputs)])
+    stored: dict[Expr, Output] = {}
+    apart: set[str] = set()
+
+    def store(expr: Expr, axes: tuple[str, ...]) -> Output:
+        if expr not in stored:
+            stored[expr] = Output(names.numbered(f"{stem}_product"), axes, expr)
+        return stored[expr]
+
+    inner = {r.body for o in outputs for r in reductions(o.expr) if r.op == "sum"}
+    for reduce in dict.fromkeys(r for o in outputs for r in reductions(o.expr)):
+        sides = _sides(reduce)
+        if sides is None or reduce in inner or reduce in stored:
+            continue
+        kinds = {result_dtype(side, dtypes) for side in sides}
+        if len(kinds) > 1 or not kinds <= {*DTYPES}:
+            continue
+        if max(_positions(each, extents) for each in (reduce, *sides)) > MUCH * largest:
+            continue
+        for side in sides:
+            if not isinstance(side, Load):
+                store(side, tuple(_in_order([side], free_axes(side))))
+        output = next((o for o in outputs if o.expr == reduce and o.dtype in (None, *kinds)), None)
+        if output is None:
+            both = free_axes(sides[0]) & free_axes(sides[1])
+            own = free_axes(reduce)
+            groups = (both & own, free_axes(sides[0]) - both, free_axes(sides[1]) - both)
+            output = store(reduce, tuple(axis for group in groups for axis in _in_order(sides, group)))
+        apart.add(output.name)
+    if not apart:
+        return list(outputs), frozenset()
+    made = (*stored.values(), *outputs)
+    reads: dict[Expr, Expr] = {
+        o.expr: Load(o.name, tuple(map(Axis, o.axes))) for o in made if o.name in apart or o.expr in stored
+    }
+    read = [{expr: load for expr, load in reads.items() if expr != o.expr} for o in made]
+    return [replace(o, expr=replaced(o.expr, each)) for o, each in zip(made, read, strict=True)], frozenset(
+        apart
+    )
+
+
+def _positions(expr: Expr, extents: Mapping[str, int]) -> int:
+    return math.prod(extents.get(axis, 1) for axis in free_axes(expr))
+
+
+def _in_order(sides: Sequence[Expr], axes: frozenset[str]) -> list[str]:
+    """Axes in the order in which a tensor of one of these has them."""
+    found = dict.fromkeys(
+        part.name
+        for side in sides
+        for node in walk(side)
+        if isinstance(node, Load)
+        for part in node.index
+        if isinstance(part, Axis)
+    )
+    return [*(axis for axis in found if axis in axes), *sorted(axes - found.keys())]
+
+
+def library_terms(product: LibraryProduct, shape: Shape, device: Device) -> list[Term]:
+    """What a call of the library takes, in seconds. Fitted to 67 products of float32 on an H200, of which 60 are predicted within 1.5: `step` for each
+    position of the summed axes, which few thread blocks wait for, the arithmetic of at least 32 rows and columns, and memory. Vectors wait for
+    memory alone."""
+    (made, out), (left, first), (right, second) = product.made, product.left, product.right
+    batch = shape.positions(frozenset({*first} & {*second} & {*out}))
+    rows = shape.positions(frozenset({*out} - {*second}))
+    columns = shape.positions(frozenset({*out} - {*first}))
+    depth = shape.positions(frozenset({*first} - {*out}))
+    rate, residuals = device.matrix_float * device.residuals.library_rate, device.residuals
+    is_vector = min(rows, columns) <= residuals.library_vectors
+    sides = (
+        (rows, columns)
+        if is_vector
+        else (max(rows, residuals.library_rows), max(columns, residuals.library_rows))
+    )
+    sizes = ((made, out), (left, first), (right, second))
+    memory = sum(shape.positions(frozenset(axes)) * shape.itemsize(tensor) for tensor, axes in sizes)
+    return [
+        Term("memory", memory / device.bandwidth),
+        Term("matrix", 2 * batch * math.prod(sides) * depth / rate),
+        Term("steps", 0.0 if is_vector else residuals.library_step * min(depth, residuals.library_depth)),
+        Term("launch", device.launch + residuals.library_call),
+    ]
