@@ -299,7 +299,8 @@ def test_shapes_are_not_prepared_for_a_gpu_that_is_not_here(monkeypatch: pytest.
 def test_prepared_shapes_on_a_gpu(gpu: Gpu) -> None:
     kernel = eq.compile(ATTENTION, target="h200", prefer="split_k", verify=False)
     found = kernel.prepare({"q": (3, 16), "k": (70, 16), "v": (70, 16)}, device="cpu")
-    assert found == len(gpu.compiled) == len(kernel.tile.kernels)
+    own = [each for each in kernel.tile.kernels if each.library is None]
+    assert found == len(gpu.compiled) == len(own)
     for keys in (70, 71):  # prepared, and another one of its like: neither is compiled again
         given = inputs(keys)
         for name in "qkv":

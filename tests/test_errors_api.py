@@ -112,7 +112,7 @@ COMPILING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
         "unknown schedule",
         lambda: eq.compile(SUM, prefer="best"),
         eq.EqfuseError,
-        "unknown schedule 'best'\nchoose one of rolling, split_k, resident, multi_pass, scan, scan_tiles, scan_split",
+        "unknown schedule 'best'\nchoose one of rolling, split_k, resident, multi_pass, scan, scan_tiles, scan_split, library",
     ),
     (
         "impossible schedule",

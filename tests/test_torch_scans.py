@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -250,3 +251,12 @@ def test_the_back_end_says_why_a_scan_is_left() -> None:
 def test_other_operators_that_call_graphs_are_refused() -> None:
     with pytest.raises(EqfuseError, match="cond is not expressible: it is no operator of ATen"):
         eq.from_torch(lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)), r(3))
+
+
+def test_programs_without_scans_need_nothing_of_how_torch_traces_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("scan", "associative_scan"):  # versions of torch call it otherwise
+        monkeypatch.delattr(import_module(f"torch._higher_order_ops.{module}"), "_maybe_compile_and_run_fn")
+    x = r(3, 5)
+    torch.testing.assert_close(eq.from_torch(lambda x: x.softmax(-1), x)(x), x.softmax(-1))

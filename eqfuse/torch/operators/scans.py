@@ -10,7 +10,7 @@ front, and flips it for `reverse`, before it calls these operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -21,7 +21,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._higher_order_ops import utils
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import _make_temp_remove_mode_context_manager
 from torch.utils import _pytree as pytree
@@ -85,22 +84,25 @@ class State:
 @contextmanager
 def traced_scans(mode: type) -> Iterator[None]:
     """Has torch trace `associative_scan(..., combine_mode="generic")` as the operator that "pointwise" is, not as slices that are combined
-    level by level; and steps, which Dynamo traces, without a mode that it does not know."""
-    module: Any = import_module("torch._higher_order_ops.associative_scan")
+    level by level; and steps, which Dynamo traces, without a mode that it does not know. Versions of torch whose scans have no such
+    parts trace them as they do."""
+    modules: list[Any] = [
+        import_module(f"torch._higher_order_ops.{name}") for name in ("scan", "associative_scan")
+    ]
+    module = modules[1]
     without: Any = _make_temp_remove_mode_context_manager(mode)
-    hops: Any = utils
-    compile_and_call = hops._hop_compile_and_call
+    compile_and_run: Any = getattr(module, _TRACES, None)
 
     def generic(operator: Any, leaves: Sequence[torch.Tensor], **_: Any) -> Any:
         batched = operator.keywords["combine_fn"]  # torch.vmap of the function that was given
         combine = getclosurevars(batched).nonlocals["func"]
         flat = partial(operator.func, **{**operator.keywords, "combine_fn": combine})
-        found = hops._maybe_compile_and_run_fn(
-            lambda fn, xs: module.associative_scan_op(fn, xs, additional_inputs=()), flat, leaves
-        )
+        found = called(lambda fn, xs: module.associative_scan_op(fn, xs, additional_inputs=()), flat, leaves)
         return pytree.tree_leaves(found)
 
-    def called(fn: Any, args: Sequence[Any], *others: Any) -> Any:
+    def called(fn: Any, *args: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return fn(*args)
         if isinstance(fn, FunctionType):
             # Dynamo keeps guards by code: those of another scan may fail on the tensors of this one.
             code = fn.__code__.replace()
@@ -109,13 +111,19 @@ def traced_scans(mode: type) -> Iterator[None]:
             if isinstance(given, partial):
                 _check_reads(given.keywords.get("combine_fn"))
         with without():
-            return compile_and_call(fn, args, *others)
+            return compile_and_run(fn, *args)
 
-    with (
-        patch.object(module, "generic_associative_scan", generic),
-        patch.object(hops, "_hop_compile_and_call", called),
-    ):
+    with ExitStack() as patches:
+        if compile_and_run is not None and hasattr(module, "generic_associative_scan"):
+            patches.enter_context(patch.object(module, "generic_associative_scan", generic))
+            for each in modules:
+                if hasattr(each, _TRACES):
+                    patches.enter_context(patch.object(each, _TRACES, called))
         yield
+
+
+_TRACES = "_maybe_compile_and_run_fn"
+"""The name of torch's function that traces steps."""
 
 
 def _check_reads(step: Any) -> None:
