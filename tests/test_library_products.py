@@ -102,6 +102,24 @@ return y
     assert kernel.certificate.ok and "library" in kernel.explain()
 
 
+def test_a_dimension_may_be_of_several_axes() -> None:
+    source = """
+m: axis[4]
+l: axis[3]
+s[k,l,m] = sum[j](x[k,j] * w[l * 4 + m, j])
+y[k,l,m] = s[k,l,m] - mean[m](s[k,l,m])
+return y
+"""
+    kernel = eq.compile(source, target="h200", prefer="library")
+    x, w = torch.randn(5, 6), torch.randn(14, 6)[:13]  # one row more than is read
+    s = (x @ w[:12].T).reshape(5, 3, 4)
+    made = interpret(kernel.triton, kernel.name, x=x, w=w[:12])
+    torch.testing.assert_close(made, s - s.mean(-1, keepdim=True))
+    assert kernel.certificate.ok
+    with pytest.raises(ScheduleError, match="no library plan"):  # 5 rows apart are no axis of 4
+        eq.compile(source.replace("l * 4", "l * 5"), target="h200", prefer="library")
+
+
 @pytest.mark.parametrize(
     ("dtype", "is_chosen"), [("f32", True), ("f64", True), ("f16", False), ("bf16", False)]
 )
@@ -133,14 +151,18 @@ def test_a_cpu_has_its_own_way_to_libraries() -> None:
         eq.compile(LINEAR, target="cpu", prefer="library")
 
 
+def of(*sides: tuple[str, str]) -> LibraryProduct:
+    return LibraryProduct(*((tensor, tuple((axis,) for axis in axes)) for tensor, axes in sides))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        LibraryProduct(("y", ("t", "f")), ("x", ("t", "c")), ("w", ("c", "f"))),
-        LibraryProduct(("y", ("f", "t")), ("x", ("t", "c")), ("w", ("f", "c"))),
-        LibraryProduct(("y", ("t", "f")), ("x", ("t", "c")), ("x", ("f", "c"))),
-        LibraryProduct(("y", ("t", "f")), ("w", ("t", "c")), ("x", ("f", "c"))),
-        LibraryProduct(("y", ("t",)), ("x", ("t", "c")), ("w", ("f", "c"))),
+        of(("y", "tf"), ("x", "tc"), ("w", "cf")),
+        of(("y", "ft"), ("x", "tc"), ("w", "fc")),
+        of(("y", "tf"), ("x", "tc"), ("x", "fc")),
+        of(("y", "tf"), ("w", "tc"), ("x", "fc")),
+        of(("y", "t"), ("x", "tc"), ("w", "fc")),
     ],
 )
 def test_a_call_for_something_else_is_refused(wrong: LibraryProduct) -> None:

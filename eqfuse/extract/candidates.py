@@ -155,7 +155,7 @@ class PlanSearch:
         if len(group.states) > 1 or output.expr != Local(state.name, state.dims):
             return None
         whole = replace(output, expr=Reduce(state.op, group.axis, state.body))
-        return library_product(whole, self._kinds)
+        return library_product(whole, self._kinds, self.program.lengths)
 
     def as_written(self, kernels: Sequence[KernelShape], extents: Mapping[str, int]) -> Candidate:
         """The plan with a pass for every reduction of the program, and for what is independent of it."""

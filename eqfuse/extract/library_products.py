@@ -14,10 +14,22 @@ from dataclasses import replace
 from eqfuse.extract.devices import Device
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.contraction import factors
-from eqfuse.loops.nodes import LibraryProduct
+from eqfuse.loops.nodes import Dims, LibraryProduct
 from eqfuse.loops.plan import Term
 from eqfuse.names import Names
-from eqfuse.terms.nodes import Axis, Expr, Load, Output, Reduce, free_axes, reductions, replaced, walk
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Output,
+    Reduce,
+    free_axes,
+    reductions,
+    replaced,
+    walk,
+)
 from eqfuse.terms.types import result_dtype
 
 DTYPES = ("f32", "f64")
@@ -27,34 +39,47 @@ MUCH = 8
 """Times the positions of the largest tensor of a program up to which a product is stored."""
 
 
-def library_product(output: Output, dtypes: Mapping[str, str]) -> LibraryProduct | None:
+def library_product(
+    output: Output, dtypes: Mapping[str, str], lengths: Mapping[str, int]
+) -> LibraryProduct | None:
     """The product that an output is: a sum, over one axis or several, of two tensors' elements at positions of axes, each at most once. Both have
-    the summed axes; of its own axes those that both have come first, then those of one operand, then those of the other. None where it is none
-    that a library has."""
+    the summed axes; of its own axes those that both have come first, then those of one operand, then those of the other. A dimension may be of
+    several axes whose `lengths` are known. None where it is none that a library has."""
     sides = _sides(output.expr)
-    if sides is None or not all(isinstance(side, Load) for side in sides):
+    if sides is None:
         return None
-    named: list[tuple[str, tuple[str, ...]]] = []
-    for side in sides:
-        assert isinstance(side, Load)
-        axes = tuple(part.name for part in side.index if isinstance(part, Axis))
-        if len({*axes}) < len(side.index):
-            return None
-        named.append((side.tensor, axes))
+    named = [_dims(side, lengths) for side in sides if isinstance(side, Load)]
+    found = [(tensor, dims) for tensor, dims in named if all(dims)]
     acc = "f64" if "f64" in dtypes.values() else "f32"
-    if {dtypes.get(tensor, acc) for tensor, _ in named} != {acc} or output.dtype not in (None, acc):
+    wide = len(found) == 2 and all(dtypes.get(tensor, acc) == acc for tensor, _ in found)
+    if not wide or output.dtype not in (None, acc):
         return None
-    if output.axes[-1] not in named[1][1]:
-        named.reverse()
-    (_, left), (_, right) = named
+    if output.axes[-1] not in {axis for dim in found[1][1] for axis in dim}:
+        found.reverse()
+    product = LibraryProduct((output.name, tuple((axis,) for axis in output.axes)), *found)
+    left, right = product.axes(1), product.axes(2)
     batch = [axis for axis in output.axes if axis in left and axis in right]
     rows = [axis for axis in output.axes if axis not in right]
     columns = [axis for axis in output.axes if axis not in left]
     summed = {*left, *right} - {*output.axes}
-    is_product = rows and columns and summed <= {*left} & {*right}
-    if not is_product or (*batch, *rows, *columns) != output.axes:
-        return None
-    return LibraryProduct((output.name, output.axes), *named)
+    several = {axis for _, dims in found for dim in dims for axis in dim if len(dim) > 1}
+    once = len({*left}) == len(left) and len({*right}) == len(right) and summed.isdisjoint(several)
+    is_product = once and rows and columns and summed <= {*left} & {*right}
+    return product if is_product and (*batch, *rows, *columns) == output.axes else None
+
+
+def _dims(side: Load, lengths: Mapping[str, int]) -> tuple[str, Dims]:
+    """A tensor and the axes of its dimensions; a dimension without any is read in another way."""
+
+    def axes(part: Expr) -> tuple[str, ...]:
+        match part:
+            case Axis(name):
+                return (name,)
+            case Call("add", (Call("mul", (outer, Const(by))), Axis(name))) if lengths.get(name) == by:
+                return (*found, name) if (found := axes(outer)) else ()
+        return ()
+
+    return side.tensor, tuple(map(axes, side.index))
 
 
 def _sides(expr: Expr) -> tuple[Expr, Expr] | None:
@@ -129,12 +154,13 @@ def _positions(expr: Expr, extents: Mapping[str, int]) -> int:
 def _in_order(sides: Sequence[Expr], axes: frozenset[str]) -> list[str]:
     """Axes in the order in which a tensor of one of these has them."""
     found = dict.fromkeys(
-        part.name
+        at.name
         for side in sides
         for node in walk(side)
         if isinstance(node, Load)
         for part in node.index
-        if isinstance(part, Axis)
+        for at in walk(part)
+        if isinstance(at, Axis)
     )
     return [*(axis for axis in found if axis in axes), *sorted(axes - found.keys())]
 
@@ -143,11 +169,9 @@ def library_terms(product: LibraryProduct, shape: Shape, device: Device) -> list
     """What a call of the library takes, in seconds. Fitted to 67 products of float32 on an H200, of which 60 are predicted within 1.5: `step` for each
     position of the summed axes, which few thread blocks wait for, the arithmetic of at least 32 rows and columns, and memory. Vectors wait for
     memory alone."""
-    (made, out), (left, first), (right, second) = product.made, product.left, product.right
-    batch = shape.positions(frozenset({*first} & {*second} & {*out}))
-    rows = shape.positions(frozenset({*out} - {*second}))
-    columns = shape.positions(frozenset({*out} - {*first}))
-    depth = shape.positions(frozenset({*first} - {*out}))
+    out, left, right = ({*product.axes(side)} for side in range(3))
+    batch, rows = shape.positions(frozenset(left & right & out)), shape.positions(frozenset(out - right))
+    columns, depth = shape.positions(frozenset(out - left)), shape.positions(frozenset(left - out))
     rate, residuals = device.matrix_float * device.residuals.library_rate, device.residuals
     is_vector = min(rows, columns) <= residuals.library_vectors
     sides = (
@@ -155,8 +179,10 @@ def library_terms(product: LibraryProduct, shape: Shape, device: Device) -> list
         if is_vector
         else (max(rows, residuals.library_rows), max(columns, residuals.library_rows))
     )
-    sizes = ((made, out), (left, first), (right, second))
-    memory = sum(shape.positions(frozenset(axes)) * shape.itemsize(tensor) for tensor, axes in sizes)
+    memory = sum(
+        shape.positions(frozenset(product.axes(side))) * shape.itemsize(tensor)
+        for side, (tensor, _) in enumerate(product.sides)
+    )
     return [
         Term("memory", memory / device.bandwidth),
         Term("matrix", 2 * batch * math.prod(sides) * depth / rate),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Stmt, Store
+from eqfuse.loops.nodes import Buffer, Carried, Dims, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.slots import expanded
 from eqfuse.loops.walk import defined, statements
 from eqfuse.terms.folds import PAIR, contributions, is_reduction, ranks_of, unpacked
@@ -49,7 +49,7 @@ def check(nest: Nest, program: Program) -> None:
     for kernel in map(expanded, nest.kernels):
         readable = dict(ranks)
         _KernelCheck(kernel, readable, buffers, frozenset(program.scalars)).run()
-        _check_library(kernel)
+        _check_library(kernel, program.lengths)
         ranks |= {name: len(buffers[name].axes) for name in _stored(kernel)}
     _check_stores(nest)
 
@@ -79,7 +79,7 @@ def _check_stores(nest: Nest) -> None:
             raise NestError(f"{buffer.name!r} is stored by {times[buffer.name]} statements, not by one")
 
 
-def _check_library(kernel: Kernel) -> None:
+def _check_library(kernel: Kernel, lengths: Mapping[str, int]) -> None:
     if kernel.library is None:
         return
     values = {stmt.name: stmt.expr for stmt in kernel.body if isinstance(stmt, Let)}
@@ -87,18 +87,26 @@ def _check_library(kernel: Kernel) -> None:
     def inlined(node: Expr) -> Expr:
         return transform(values[node.name], inlined) if isinstance(node, Local) else node
 
-    *_, last = kernel.body
-    (made, out), *sides = kernel.library.made, kernel.library.left, kernel.library.right
+    def position(axes: tuple[str, ...]) -> Expr:
+        *outer, axis = axes
+        if not outer:
+            return Axis(axis)
+        return call("add", call("mul", position(tuple(outer)), Const(lengths[axis])), Axis(axis))
+
+    def read(tensor: str, dims: Dims) -> Load:
+        return Load(tensor, tuple(map(position, dims)))
+
+    last, product = kernel.body[-1], kernel.library
+    made, left, right = (read(*side) for side in product.sides)
     body, summed = transform(last.expr, inlined) if isinstance(last, Store) else None, set[str]()
     while isinstance(body, Reduce) and body.op == "sum":
         summed.add(body.axis)
         body = body.body
-    left, right = (Load(tensor, tuple(map(Axis, axes))) for tensor, axes in sides)
-    stored = isinstance(last, Store) and (last.tensor, last.index) == (made, tuple(map(Axis, out)))
-    lacks = ({*axes} - {*out} for _, axes in sides)
+    is_stored = isinstance(last, Store) and (last.tensor, last.index) == (made.tensor, made.index)
     is_product = body in (call("mul", left, right), call("mul", right, left))
-    if not stored or not is_product or any(axes != summed for axes in lacks):
-        raise NestError(f"kernel {kernel.name!r}: its library computes {kernel.library}, its body does not")
+    lacks = [{*product.axes(side)} - {*product.axes(0)} for side in (1, 2)]
+    if not is_stored or not is_product or lacks != [summed, summed]:
+        raise NestError(f"kernel {kernel.name!r}: its library computes {product}, its body does not")
 
 
 def _unique(names: Iterable[str], kind: str) -> None:

@@ -91,14 +91,26 @@ class Slots:
     last: str
 
 
+Dims = tuple[tuple[str, ...], ...]
+"""The axes of each dimension of a tensor, the outermost first: position `l * N(m) + m` of a dimension of `l` and `m`."""
+
+
 @dataclass(frozen=True)
 class LibraryProduct:
     """What a library of matrix products is called for: `made` is the sum, over the axes that it lacks, of the products of `left` and `right`. Each is
-    a tensor and the axes of its dimensions."""
+    a tensor and the axes of its dimensions, which of `made` have one each."""
 
-    made: tuple[str, tuple[str, ...]]
-    left: tuple[str, tuple[str, ...]]
-    right: tuple[str, tuple[str, ...]]
+    made: tuple[str, Dims]
+    left: tuple[str, Dims]
+    right: tuple[str, Dims]
+
+    @property
+    def sides(self) -> tuple[tuple[str, Dims], ...]:
+        return self.made, self.left, self.right
+
+    def axes(self, side: int) -> tuple[str, ...]:
+        """The axes of what is made (0) or of an operand (1, 2)."""
+        return tuple(axis for dim in self.sides[side][1] for axis in dim)
 
 
 @dataclass(frozen=True)

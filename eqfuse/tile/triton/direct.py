@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from eqfuse.loops.nodes import Dims
 from eqfuse.tile.storage import contiguous
 from eqfuse.tile.triton.driver import Loaded
 from eqfuse.tile.triton.kept_module import Launched
@@ -27,8 +28,8 @@ Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
 """The outputs, for the values of a call by name and the addresses of its tensors in their order; None where it has to go
 another way: another device is current, or somebody watches launches."""
 
-Products = Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]
-"""Of each kernel that is a product of the library, what is made and what is multiplied: tensors, and names for their dimensions."""
+Products = Mapping[str, tuple[tuple[str, Dims], ...]]
+"""Of each kernel that is a product of the library, what is made and what is multiplied."""
 
 ALIGNMENT = 256
 """Bytes that temporaries in one piece of memory start at multiples of."""
@@ -291,7 +292,7 @@ class _Writer:
         arguments, products = self._kind.module.ARGUMENTS, self._kind.products
         for kernel in getattr(self._kind.module, "ORDER", arguments):
             if kernel in products:
-                (multiply,) = self.slots(1, partial(_multiplying, kernel=kernel))
+                multiply = self.constant(partial(self._kind.module.multiply, kernel))
                 self.line(f"{multiply}({', '.join(self.tensors[name] for name, _ in products[kernel])})")
                 continue
             taken = arguments[kernel]
@@ -389,37 +390,6 @@ def taker(places: Sequence[int]) -> Take:
     if len(places) > 1:
         return itemgetter(*places)
     return lambda pool: tuple([pool[place] for place in places])
-
-
-def _multiplying(kind: Kind, kernel: str) -> Sequence[Any]:
-    """What calls the library for a product of tensors of these sizes: `multiply` of the module in fewer steps."""
-    (_, out), (_, first), (_, second) = kind.products[kernel]
-    batch = [axis for axis in out if axis in first and axis in second]
-    groups = [batch] if batch else []
-    rows, columns = ([axis for axis in out if axis not in side] for side in (second, first))
-    summed = [axis for axis in first if axis not in out]
-    extents = {
-        axis: kind.known["sizes"][of]
-        for name, axes in kind.products[kernel]
-        for axis, of in zip(axes, kind.module.TENSORS[name][1], strict=True)
-    }
-
-    def matrices(axes: Sequence[str], *groups: Sequence[str]) -> Callable[[torch.Tensor], torch.Tensor]:
-        order = [axes.index(axis) for group in groups for axis in group]
-        if len(order) > len(groups):
-            shape = [prod([extents[axis] for axis in group]) for group in groups]
-            return lambda tensor: tensor.permute(order).reshape(shape)
-        if order == sorted(order):
-            return lambda tensor: tensor
-        return lambda tensor: tensor.permute(order)
-
-    one, other = matrices(first, *groups, rows, summed), matrices(second, *groups, summed, columns)
-    whole, product = matrices(out, *groups, rows, columns), torch.bmm if batch else torch.mm
-
-    def multiply(made: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-        product(one(left), other(right), out=whole(made))
-
-    return [multiply]
 
 
 @lru_cache(256)

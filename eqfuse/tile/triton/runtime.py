@@ -118,26 +118,34 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
 """Their source. The module has the tables TENSORS, SIZES, CONFIGS, LIMITS and WHOLE, and PRODUCTS where it calls the library."""
 
 _MATRICES = '''
-def matrices(tensor, axes, *groups):
-    """The tensor with one dimension for each group of axes."""
-    whole = tensor.permute([axes.index(axis) for group in groups for axis in group])
-    sizes = [tensor.shape[axes.index(axis)] for group in groups for axis in group]
-    counts = iter(sizes)
-    shape = [prod(next(counts) for _ in group) for group in groups]
-    return whole.reshape(shape)
+def matrices(tensor, dims, sizes, *groups):
+    """The tensor with one dimension for each group of axes; `dims` are the axes of its own."""
+    for place, axes in reversed(list(enumerate(dims))):
+        if len(axes) > 1:
+            extents = [sizes[axis] for axis in axes]
+            tensor = tensor.narrow(place, 0, prod(extents)).unflatten(place, extents)
+    own = [axis for axes in dims for axis in axes]
+    order = [own.index(axis) for group in groups for axis in group]
+    turned = tensor if order == sorted(order) else tensor.permute(order)
+    if len(order) == len(groups):
+        return turned
+    extents = iter(turned.shape)
+    return turned.reshape([prod(next(extents) for _ in group) for group in groups])
 
 
 def multiply(name, made, left, right):
     """`made` becomes the sums of products of two tensors over the axes that it lacks, by torch's library of matrix
     products."""
     (_, out), (_, first), (_, second) = PRODUCTS[name]
-    batch = [axis for axis in out if axis in first and axis in second]
-    rows = [axis for axis in out if axis not in second]
-    columns = [axis for axis in out if axis not in first]
-    summed = [axis for axis in first if axis not in out]
+    whole, own, other = ([axis for axes in dims for axis in axes] for dims in (out, first, second))
+    sizes = dict(zip(whole, made.shape))
+    batch = [axis for axis in whole if axis in own and axis in other]
+    rows = [axis for axis in whole if axis not in other]
+    columns = [axis for axis in whole if axis not in own]
+    summed = [axis for axis in own if axis not in whole]
     groups = [batch] if batch else []
-    one = matrices(left, first, *groups, rows, summed)
-    other = matrices(right, second, *groups, summed, columns)
+    one = matrices(left, first, sizes, *groups, rows, summed)
+    two = matrices(right, second, sizes, *groups, summed, columns)
     product = torch.bmm if batch else torch.mm
 '''
 
@@ -146,14 +154,14 @@ LIBRARY_IMPORT = "from math import prod"
 MULTIPLY = (
     _MATRICES
     + """    if made.is_contiguous():
-        product(one, other, out=matrices(made, out, *groups, rows, columns))
+        product(one, two, out=matrices(made, out, sizes, *groups, rows, columns))
     else:
-        made.copy_(product(one, other).view(made.shape))
+        made.copy_(product(one, two).view(made.shape))
 """
 )
 """What modules have where the library computes products."""
 
-RECORDED_MULTIPLY = f"{_MATRICES}    made.copy_(product(one, other).view(made.shape))\n"
+RECORDED_MULTIPLY = f"{_MATRICES}    made.copy_(product(one, two).view(made.shape))\n"
 """The same where launches are recorded."""
 
 RUNTIME_NAMES = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from eqfuse.loops.blocks import Block
-from eqfuse.loops.nodes import Buffer, LibraryProduct
+from eqfuse.loops.nodes import Buffer, Dims, LibraryProduct
 from eqfuse.terms.bounds import longer_dimensions, selected_axes
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Program, Size
@@ -97,14 +97,15 @@ class LibraryCall:
     @property
     def given(self) -> str:
         """Each tensor and the axes of its dimensions."""
-        tensors = self.product.made, self.product.left, self.product.right
-        parts = (f'"{name}", {tuple_text([repr(axis) for axis in axes])}' for name, axes in tensors)
-        return f"({', '.join(f'({part})' for part in parts)})".replace("'", '"')
+
+        def dims(of: Dims) -> str:
+            return tuple_text([tuple_text([f'"{axis}"' for axis in axes]) for axes in of])
+
+        return tuple_text([f'("{tensor}", {dims(of)})' for tensor, of in self.product.sides])
 
     @property
     def text(self) -> str:
-        names = (name for name, _ in (self.product.made, self.product.left, self.product.right))
-        return f'multiply("{self.name}", {", ".join(names)})'
+        return f'multiply("{self.name}", {", ".join(name for name, _ in self.product.sides)})'
 
 
 def calls_text(every: Sequence[Printed | LibraryCall]) -> list[str]:
