@@ -245,13 +245,14 @@ def test_why_not_is_empty_where_all_is_fused() -> None:
 def test_why_not_says_what_costs_divide_among_kernels() -> None:
     """Both sums are fused: computing the first again in every block costs more than storing it."""
     source = "h[t,f] = silu(sum[c](x[t,c] * G[f,c]))\ny[t,o] = sum[f](h[t,f] * D[o,f])\nreturn y"
-    found = eq.compile(source, target="sm_90", verify=False)
+    halves = "x: bf16[t,c]\nG: bf16[f,c]\nD: bf16[o,f]\n"
+    found = eq.compile(halves + source, target="sm_90", verify=False)
     assert len(found.plan.kernels) == 2
     (text,) = found.why_not()
     assert text.startswith(
-        "sum[c](x[t, c] * G[f, c]) is not in the kernel that reads it: kernel1 stores it, as"
+        "silu(sum[c](x[t, c] * G[f, c])) is not in the kernel that reads it: kernel1 stores it, as"
     )
-    assert "as stored1[t, f], for kernel2 (line 1)\n    h[t,f] = silu(sum[c](x[t,c] * G[f,c]))\n" in text
+    assert "as stored2[t, f], for kernel2 (line 4)\n    h[t,f] = silu(sum[c](x[t,c] * G[f,c]))\n" in text
     one = min((p for p in found.plans() if len(p.kernels) == 1 and p.cost), key=lambda p: p.cost.seconds)  # type: ignore[union-attr]
     (said,) = plan_lines([one], found.plan)
     assert text.endswith(f"the cheapest plan of fewer kernels: {said}")

@@ -100,7 +100,8 @@ def test_a_factor_of_more_positions_is_not_stored_with_the_others() -> None:
 
 def test_a_computed_operand_inside_of_a_stored_reduction_is_stored() -> None:
     program = f"h[b,o] = {ADAPTED}\ny[b,p] = sum[o](relu(h[b,o]) * z[p,o])\nreturn y"
-    kernel = eq.compile(program, target="h200", sizes=SIZES)
+    halves = "x: bf16[b,k]\nw: bf16[o,k]\nu: bf16[o,r]\nv: bf16[r,k]\nz: bf16[p,o]\n"
+    kernel = eq.compile(halves + program, target="h200", sizes=SIZES)
     made = [output.axes for plan in kernel.plan.kernels for output in plan.outputs]
     assert made == [("o", "k"), ("b", "o"), ("b", "p")] and kernel.certificate.ok
 

@@ -56,20 +56,25 @@ def derived(source: str) -> Derived:
     return derive(source, None, False)
 
 
-def compiled(source: str, extents: Mapping[str, int], target: str, prefer: str | None = None) -> Compiled:
-    return _compiled(source, tuple(extents.items()), target, prefer)
+def compiled(
+    source: str, extents: Mapping[str, int], target: str, prefer: str | None = None, dtype: str = "f32"
+) -> Compiled:
+    return _compiled(source, tuple(extents.items()), target, prefer, dtype)
 
 
 @cache
-def _compiled(source: str, extents: tuple[tuple[str, int], ...], target: str, prefer: str | None) -> Compiled:
+def _compiled(
+    source: str, extents: tuple[tuple[str, int], ...], target: str, prefer: str | None, dtype: str
+) -> Compiled:
     found = derived(source)
-    dtypes = {name: dtype or "f32" for name, dtype in program_dtypes(found.program).items()}
+    undeclared = (tensor.name for tensor in found.program.tensors if tensor.dtype is None)
+    dtypes = {**program_dtypes(found.program), **dict.fromkeys(undeclared, dtype)}
     return pipeline(found, dict(extents), dtypes, DEVICES[target], prefer)
 
 
 def cheapest(source: str, extents: Mapping[str, int], target: str, schedule: str | None = None) -> float:
     """Predicted seconds of the best plan, or of the best of one schedule."""
-    plans = [c.plan for c in compiled(source, extents, target).candidates]
+    plans = [c.plan for c in compiled(source, extents, target, dtype="bf16").candidates]
     costs = [p.cost.seconds for p in plans if p.cost and schedule in (None, p.schedule)]
     return min(costs)
 
@@ -80,8 +85,10 @@ def cheapest(source: str, extents: Mapping[str, int], target: str, schedule: str
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_fused_program_has_every_schedule(name: str) -> None:
     source, extents = PROGRAMS[name]
-    found = compiled(source, extents, "sm_90").candidates
+    found = compiled(source, extents, "sm_90", dtype="bf16").candidates
     assert {c.plan.schedule for c in found} == set(SCHEDULES)
+    wide = compiled(source, extents, "sm_90").candidates
+    assert {c.plan.schedule for c in wide} - set(SCHEDULES) <= {"library"}
 
 
 @pytest.mark.parametrize("name", UNFUSED)
@@ -167,7 +174,7 @@ def test_attention_over_long_sequences_takes_one_pass(target: str) -> None:
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_decoding_fills_the_device(target: str) -> None:
     """Eight heads and one query: without shards, eight program instances would run on a hundred units."""
-    plan = compiled(ATTENTION, DECODE, target).chosen.plan
+    plan = compiled(ATTENTION, DECODE, target, dtype="bf16").chosen.plan
     assert "split_k" in {group.schedule for kernel in plan.kernels for group in kernel.groups}
     assert plan.shards > 1
     assert DECODE["h"] * plan.shards >= DEVICES[target].sms / 2
@@ -180,7 +187,7 @@ def test_decoding_fills_the_device(target: str) -> None:
 def configured(name: str, target: str) -> list[tuple[Kernel, KernelConfig]]:
     """Every kernel of every candidate that fits the device, with its configuration."""
     source, extents = PROGRAMS[name]
-    fitting = [c for c in compiled(source, extents, target).candidates if not c.plan.reason]
+    fitting = [c for c in compiled(source, extents, target, dtype="bf16").candidates if not c.plan.reason]
     return [pair for c in fitting for pair in zip(c.nest.kernels, c.plan.configs, strict=True)]
 
 
@@ -279,7 +286,9 @@ O[b,h,i,e] = sum[f](q[b,h,i,f] * A[b,h,f,e]) / z[b,h,i]
 @pytest.mark.parametrize(("heads", "rows"), [(4, "i"), (64, "h")])
 def test_rows_of_a_product_are_along_an_axis_that_tensor_cores_fill(heads: int, rows: str) -> None:
     source = "y[i,h,e] = sum[k](x[i,h,k] * w[k,e])"
-    (config,) = compiled(source, {"i": 2048, "h": heads, "e": 64, "k": 64}, "sm_90").chosen.plan.configs
+    (config,) = compiled(
+        source, {"i": 2048, "h": heads, "e": 64, "k": 64}, "sm_90", dtype="bf16"
+    ).chosen.plan.configs
     sizes = {block.axis: block.size for block in config.blocks}
     assert {axis for axis in "ih" if sizes[axis] > 1} == {rows}
 
@@ -387,7 +396,7 @@ def test_what_few_blocks_would_read_row_by_row_is_stored_by_many(name: str) -> N
 def test_means_of_a_covariance_are_stored_and_leave_one_product() -> None:
     source = "m[j] = mean[i](x[i,j])\nC[j,k] = mean[i]((x[i,j] - m[j]) * (x[i,k] - m[k]))\nreturn C"
     extents = {"i": 100_000, "j": 512, "k": 512}
-    *means, product = compiled(source, extents, "h200").chosen.plan.kernels
+    *means, product = compiled(source, extents, "h200", dtype="bf16").chosen.plan.kernels
     assert [output.axes for kernel in means for output in kernel.outputs] == [("j",)]
     ((group,),) = [product.groups]
     assert len(group.group.states) == 1

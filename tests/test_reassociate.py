@@ -393,7 +393,8 @@ def test_orders_that_lost_are_shown_with_their_cost() -> None:
 
 def test_an_order_that_is_predicted_to_take_longer_is_said() -> None:
     """One kernel of more work is launched once, and leaves nothing for another one."""
-    text = "y[i,e] = sum[j](sum[d](q[i,d] * k[j,d]) * v[j,e])"
+    halves = "q: bf16[i,d]\nk: bf16[j,d]\nv: bf16[j,e]\n"
+    text = halves + "y[i,e] = sum[j](sum[d](q[i,d] * k[j,d]) * v[j,e])"
     sizes = {"i": 256, "j": 256, "d": 64, "e": 64}
     kernel = eq.compile(text, target="h200", sizes=sizes, verify=False)
     assert not kernel.plan.order

@@ -153,7 +153,7 @@ class Runners:
     def kind(self, special: Specialization, given: Given) -> Kind | None:
         """What Triton has compiled for a call that has run; None where that was not Triton."""
         found = self._programs.get(id(special.compiled))
-        if found is None or not hasattr(found[1], "kind"):
+        if found is None or not hasattr(found[1], "kind") or self._takes_views(special):
             return None
         program = self._derived.program
         tensors = {tensor.name: given.tensors[tensor.name] for tensor in program.tensors}
@@ -165,7 +165,14 @@ class Runners:
     def triton(self, special: Specialization) -> TritonProgram | None:
         """The Triton module that runs calls, where that is what runs them."""
         found = self._programs.get(id(special.compiled))
-        return found[1] if found is not None and hasattr(found[1], "planner") else None  # type: ignore[return-value]
+        if found is None or not hasattr(found[1], "planner") or self._takes_views(special):
+            return None
+        return found[1]  # type: ignore[return-value]
+
+    def _takes_views(self, special: Specialization) -> bool:
+        """Whether a library is given views of tensors: launches take their addresses alone, which are those of the tensors."""
+        calls = any(kernel.library is not None for kernel in special.compiled.chosen.plan.kernels)
+        return calls and self._derived.views is not None
 
     def prepared(self, special: Specialization, given: Given) -> Results:
         """The outputs of a call, once all that it needs is compiled: C++ is waited for."""

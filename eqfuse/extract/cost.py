@@ -260,7 +260,8 @@ class _Priced:
     def _in_turn(self, product: MatrixProduct) -> float:
         """Seconds of the positions of the summed axis that thread blocks go through one after the other, where no tensor core multiplies."""
         found, residuals = product.contraction, self.device.residuals
-        if not self.cost.on_gpu or self.cost.shape.is_half_product(product.node, found):
+        is_vector = 1 in (size_of(found.rows, self.blocks), size_of(found.columns, self.blocks))
+        if not self.cost.on_gpu or is_vector or self.cost.shape.is_half_product(product.node, found):
             return 0.0
         sides = (*found.rows, *found.columns)
         tile = math.prod(min(self.blocks.get(axis, 1), self.extents.get(axis, 1)) for axis in sides)
