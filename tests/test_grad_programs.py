@@ -242,6 +242,15 @@ def test_a_shift_is_found_beside_a_logarithm_that_is_multiplied() -> None:
     assert "argmax" not in eq.grad(wrong, ("x",)) and "argmax" in eq.grad(wrong + " + t[r,0]", ("x",))
 
 
+def test_a_maximum_that_is_seen_where_a_row_is_on_both_sides_of_a_comparison() -> None:
+    """Of seven numbers up to 2, none reaches the sum of their sigmoids: the gradient by the maximum is 0 there, and not at 5."""
+    source = "d[i,j] = x[i,j] + max[j](x[i,j])\ny[i,j] = min(d[i,j], sum[j](sigmoid(d[i,j])))\nz[i,j] = y[i,j] - mean[j](y[i,j])\nreturn z"
+    text = eq.grad(source)
+    assert "argmax" in text and certify_gradient(source, text).ok
+    known = Differentiated.of(source, {"x": np.linspace(-1.0, 5.0, 14).reshape(2, 7)}, {}, {}, ["x"])
+    assert known.error(parse(text)) < ROUNDING
+
+
 def test_a_shift_is_found_behind_labels_that_are_left_out() -> None:
     """The loss of a row is masked where its label is one of few integers: some draw of them shows every row."""
     source = """

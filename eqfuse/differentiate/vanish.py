@@ -25,6 +25,7 @@ from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Scalar, Tensor, free_axes, transform, walk
 from eqfuse.terms.parser import parse
+from eqfuse.verify.adversary import branches_on_data
 from eqfuse.verify.field.array import TWISTED, UNDEFINED, FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.inputs import input_specs, small_integers
@@ -42,6 +43,8 @@ ENOUGH = 4
 
 SEEN = 1e-6
 """What a sum is at least, relative to its terms, that rounding in float64 has not left."""
+SCALES = (1.0, 0.05, 20.0)
+"""Magnitudes of the inputs of values that turn on a comparison of reals."""
 
 MOST_RANKS = 3
 """Ranks that lists have at the sizes of a trial."""
@@ -148,22 +151,33 @@ def _vanishes(program: Program, parts: int) -> bool:
 
 def _is_seen(program: Program, extents: Mapping[str, int], given: Mapping[str, int]) -> bool:
     """Whether floating point shows that the first output is not 0: at some position it is far more than what rounding makes
-    of its parts. It does of most values, and takes a small part of the time of trials in a field."""
-    rng, domain = np.random.default_rng(0), FieldDomain(seed=0)
-    drawn = draw_specs(input_specs(program, extents, given, None), domain, 1, rng)
-    numbers = draw_scalars([program], given, domain, 1, rng)
-    tensors, scalars = ({name: _real(value) for name, value in each.items()} for each in (drawn, numbers))
-    with np.errstate(all="ignore"):
-        found = evaluate(program, tensors, scalars, extents, FloatDomain())
-        value, *parts = (np.asarray(found[output.name], float) for output in program.outputs)
-        over = tuple(range(value.ndim, parts[0].ndim))
-        rounding = SEEN * sum(np.abs(part).sum(over) for part in parts)
-        return bool((np.isfinite(rounding) & (np.abs(value) > rounding)).any())
+    of its parts. It does of most values, and takes a small part of the time of trials in a field. Where a value turns on a comparison of
+    reals, inputs of several magnitudes are tried: at one of them a row may lie on one side of it in every trial."""
+    specs = input_specs(program, extents, given, None)
+    for scale, trials in (
+        (1.0, 1),
+        *(((each, TRIALS) for each in SCALES) if branches_on_data(program) else ()),
+    ):
+        rng, domain = np.random.default_rng(0), FieldDomain(seed=0)
+        drawn = draw_specs(specs, domain, trials, rng, scale=scale)
+        numbers = draw_scalars([program], given, domain, trials, rng)
+        for trial in range(trials):
+            tensors, scalars = (
+                {name: _real(value, trial) for name, value in each.items()} for each in (drawn, numbers)
+            )
+            with np.errstate(all="ignore"):
+                found = evaluate(program, tensors, scalars, extents, FloatDomain())
+                value, *parts = (np.asarray(found[output.name], float) for output in program.outputs)
+                over = tuple(range(value.ndim, parts[0].ndim))
+                rounding = SEEN * sum(np.abs(part).sum(over) for part in parts)
+                if (np.isfinite(rounding) & (np.abs(value) > rounding)).any():
+                    return True
+    return False
 
 
-def _real(value: Any) -> Any:
-    """What floating point sees of the one trial of a value."""
-    return value.shadow[0] if isinstance(value, FieldArray) else value
+def _real(value: Any, trial: int) -> Any:
+    """What floating point sees of one trial of a value."""
+    return value.shadow[trial] if isinstance(value, FieldArray) else value
 
 
 def _unrelated(steps: Steps, of: str) -> set[str]:
