@@ -85,6 +85,15 @@ def test_what_is_an_index_is_no_end_of_a_range() -> None:
     assert specs["len"].delimits and not specs["page"].delimits
 
 
+def test_a_key_may_select_no_position() -> None:
+    source = "y[v] = sum[t](where(ids[t] == v, x[t], 0))"
+    extents = {"t": 7, "v": 3}
+    keys = input_specs(parse(f"ids: i64[t]\n{source}"), extents)["ids"]
+    assert keys.values == (-1, 3) and not keys.delimits
+    read_at = input_specs(parse(f"ids: i64[t]\n{source.replace('x[t]', 'x[t] * z[ids[t]] * z[v]')}"), extents)
+    assert read_at["ids"].values == (0, 2)
+
+
 def test_scalars_are_none_one_all_and_between() -> None:
     program = parse(SCALAR)
     ends = delimiting_scalars(program, {"i": 3, "j": 7})

@@ -425,17 +425,6 @@ def _flipped(expr: Expr) -> Expr:
     return expr
 
 
-def indexing_tensors(program: Program) -> frozenset[str]:
-    """Tensors that stand in an index."""
-    return frozenset(
-        node.tensor
-        for load in walk(*roots(program))
-        if isinstance(load, Load)
-        for node in walk(*load.index)
-        if isinstance(node, Load)
-    )
-
-
 @dataclass
 class Unseen:
     """Conditions on positions of several programs, with the values that they had at the sizes tried."""

@@ -33,10 +33,10 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.printer import show
-from eqfuse.verify.adversary import indexing_tensors
 from eqfuse.verify.certificate import NEVER
 from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.casts import rounded_of
+from eqfuse.verify.inputs import indexing_tensors
 from eqfuse.verify.reals import Reals
 
 _STRICT = BELOW | ABOVE

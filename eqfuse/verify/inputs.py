@@ -187,16 +187,18 @@ def input_specs(
     extents: Mapping[str, int],
     scalars: Mapping[str, object] | None = None,
     dtypes: Mapping[str, str] | None = None,
+    read_at: frozenset[str] = frozenset(),
 ) -> dict[str, InputSpec]:
     """What to draw for each tensor of the program at these extents.
 
     A dimension that an axis indexes plainly has that axis's extent, any other reaches as far as its
-    indices do. Integers stay within what they gather from or are compared with.
+    indices do. Integers stay within what they gather from or are compared with; `read_at` are tensors of integers at which
+    another program reads.
     """
     integers = {**small_integers(program), **integers_in(scalars or {})}
     dtypes = {t.name: t.dtype for t in program.tensors if t.dtype is not None} | dict(dtypes or {})
     kinds = _kinds(program, dtypes)
-    values, delimiting = _integer_values(program, extents, integers, kinds, dtypes)
+    values, delimiting = _integer_values(program, extents, integers, kinds, dtypes, read_at)
     shapes = _shapes(program, extents, integers, values)
     places: dict[str, tuple[int, ...]] = {}
     for name, place in ascending(program):
@@ -237,7 +239,7 @@ def _kinds(program: Program, dtypes: Mapping[str, str]) -> dict[str, Kind]:
 def _whole_range(program: Program, dtypes: Mapping[str, str]) -> Iterator[tuple[str, Ends]]:
     """Tensors whose integers may be any that their dtype has: narrow ones that are in no index, and those whose bits are
     taken."""
-    indices, bits = _in_indices(program), _of_bits(program)
+    indices, bits = indexing_tensors(program), _of_bits(program)
     for tensor in program.tensors:
         dtype = dtypes.get(tensor.name, "i64")
         if tensor.name not in indices and (dtype in STORED or (tensor.name in bits and dtype in LIMITS)):
@@ -245,7 +247,8 @@ def _whole_range(program: Program, dtypes: Mapping[str, str]) -> Iterator[tuple[
 
 
 @once
-def _in_indices(program: Program) -> frozenset[str]:
+def indexing_tensors(program: Program) -> frozenset[str]:
+    """Tensors that stand in an index."""
     return frozenset(
         part.tensor for load in loads(program) for part in walk(*load.index) if isinstance(part, Load)
     )
@@ -268,21 +271,27 @@ def _integer_values(
     integers: Mapping[str, int],
     kinds: Mapping[str, Kind],
     dtypes: Mapping[str, str],
+    read_at: frozenset[str],
 ) -> tuple[dict[str, Ends], set[str]]:
-    """What the integers of tensors may be, and the tensors that positions are compared with."""
+    """What the integers of tensors may be, and the tensors that are ends of ranges of positions. Keys that positions are compared with for equality
+    may also be the integers next to these positions, unless they are read at: they select none."""
     integer = [name for name, kind in kinds.items() if kind == "integer"]
     values: dict[str, Ends] = dict.fromkeys(integer, (0, GATHERED - 1))
     values |= {name: ends for name, ends in _whole_range(program, dtypes) if name in values}
-    delimiting: set[str] = set()
+    delimiting, positional_keys = set[str](), set[str]()
     numbers: dict[str, Ends] = {}
-    indices = _in_indices(program)
+    indices = indexing_tensors(program) | read_at
     for node in facts(program).comparisons if values else ():
         positions = Positions(extents, integers, values)
         for name, (low, high), positional in positions.compared(*node.args):
-            if positional:
-                values[name] = (low, high) if node.fn in ("eq", "ne") else (low, high + 1)
+            if positional and node.fn in ("eq", "ne"):
+                beyond = name not in indices
+                values[name] = (low - beyond, high + beyond)
+                positional_keys |= {name}
+            elif positional:
+                values[name] = (low, high + 1)
                 delimiting |= {name}
-            elif name not in delimiting and (low >= 0 or name not in indices):
+            elif name not in delimiting | positional_keys and (low >= 0 or name not in indices):
                 # What it is compared with, and beyond; no position is below 0.
                 before = numbers.get(name, (low, high))
                 numbers[name] = (min(low, before[0]), max(high, before[1]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eqfuse.terms.extents import with_computed
 from eqfuse.terms.nodes import Axis, Program
 from eqfuse.terms.parser import axes_of, sized_axes
-from eqfuse.verify.inputs import InputSpec, input_specs, loads
+from eqfuse.verify.inputs import InputSpec, indexing_tensors, input_specs, loads
 from eqfuse.verify.sizes import (
     CHOICES,
     LARGEST_WORK,
@@ -169,8 +169,11 @@ def _specs(
     scalars: Mapping[str, object],
 ) -> dict[str, InputSpec]:
     """The tensors that either program reads, at these extents."""
-    dtypes = _dtypes(first, second)
-    return _merged(input_specs(first, left, scalars, dtypes), input_specs(second, right, scalars, dtypes))
+    dtypes, read_at = _dtypes(first, second), indexing_tensors(first) | indexing_tensors(second)
+    return _merged(
+        input_specs(first, left, scalars, dtypes, read_at),
+        input_specs(second, right, scalars, dtypes, read_at),
+    )
 
 
 def _dtypes(*programs: Program) -> dict[str, str]:

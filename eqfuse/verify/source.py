@@ -14,14 +14,14 @@ from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.nodes import Expr, Program
 from eqfuse.terms.ranges import Ends
 from eqfuse.threads import cached
-from eqfuse.verify.adversary import counted, indexing_tensors
+from eqfuse.verify.adversary import counted
 from eqfuse.verify.bound import Bound, Difference, Side
 from eqfuse.verify.comparison import Defined, Special
 from eqfuse.verify.degrees import Counted, count
 from eqfuse.verify.domains import domains
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.field.domain import FieldDomain
-from eqfuse.verify.inputs import InputSpec, delimiting_scalars, small_integers
+from eqfuse.verify.inputs import InputSpec, delimiting_scalars, indexing_tensors, small_integers
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs
 from eqfuse.verify.solve import LARGEST, Variable
 

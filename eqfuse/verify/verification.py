@@ -20,7 +20,6 @@ from eqfuse.terms.printer import show
 from eqfuse.verify.adversary import (
     branches_on_data,
     hardened,
-    indexing_tensors,
     with_numbers,
 )
 from eqfuse.verify.bound import Bound
@@ -38,6 +37,7 @@ from eqfuse.verify.comparison import ENOUGH, STRAIGHT_ROUNDS, Tally, compare, fi
 from eqfuse.verify.field.casts import rounded_of
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.inputs import indexing_tensors
 from eqfuse.verify.sampling import Inputs, full_entropy
 from eqfuse.verify.sizes import volume as largest_value
 from eqfuse.verify.solve import is_dead, solved
