@@ -33,6 +33,8 @@ COLUMNS = (
     Column("error", lambda row: f"{row['error']:.1e}"),
 )
 MOST_RATIO, MOST_ERROR = 2.5, 1e-4
+GROUPS = 16
+"""Values of the key of "sums by two keys" that is no node."""
 
 T = torch.Tensor
 Values = Mapping[str, T]
@@ -40,7 +42,8 @@ Values = Mapping[str, T]
 
 @dataclass(frozen=True)
 class ByKey:
-    """A program, the axes of its tensors, and what torch computes; there are `positions` along e, `keys` along n, and `features` along d."""
+    """A program, the axes of its tensors, and what torch computes; there are `positions` along e, `keys` along n, and `features` along d.
+    A tensor is a "key", integers below the number of keys, or a "group", integers below `GROUPS`."""
 
     text: str
     tensors: Mapping[str, str]
@@ -122,6 +125,14 @@ PROGRAMS: dict[str, ByKey] = {
         variance,
         positions=1 << 20,
     ),
+    "sums by two keys": ByKey(
+        "src: i64[e]\ndst: i64[e]\ny[m,n] = sum[e](where((src[e] == m) & (dst[e] == n), w[e], 0))",
+        {"src": "group", "dst": "key", "w": "e"},
+        lambda t, keys: (
+            t["w"].new_zeros((GROUPS, keys)).index_put((t["src"], t["dst"]), t["w"], accumulate=True)
+        ),
+        positions=1 << 18,
+    ),
     "rows of messages": ByKey(
         "dst: i64[e]\ny[h,n] = sum[e](where(dst[e] == n, u[h,e], 0))",
         {"dst": "key", "u": "h,e"},
@@ -149,6 +160,8 @@ def row_of(name: str, of: ByKey, options: Options) -> dict[str, Any]:
         size = {"e": count, "n": keys, "d": of.features, "h": 8}
 
         def one(axes: str) -> T:
+            if axes == "group":
+                return torch.randint(GROUPS, (count,), device=options.device)
             if axes != "key":
                 return torch.randn([size[axis] for axis in axes.split(",")], device=options.device)
             found = torch.randint(keys, (count,), device=options.device)
@@ -160,8 +173,9 @@ def row_of(name: str, of: ByKey, options: Options) -> dict[str, Any]:
         return {tensor: one(axes) for tensor, axes in of.tensors.items()}
 
     kernel: Any = eq.compile(of.text, native="wait")
+    sizes = {"n": keys, "m": GROUPS} if "[m," in of.text else {"n": keys}
     calls: dict[str, Callable[[dict[str, T]], T]] = {
-        "ms": lambda t: kernel(**t, sizes={"n": keys}),
+        "ms": lambda t: kernel(**t, sizes=sizes),
         "torch_ms": lambda t: of.torch(t, keys),
     }
     given = [drawn(positions) for _ in range(3)]

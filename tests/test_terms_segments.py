@@ -20,7 +20,7 @@ from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import VerificationError
 from eqfuse.terms.interpreter import reference
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, call, transform
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Size, call, transform
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import output_lines
 from eqfuse.terms.segments import Segments, Sort, segments
@@ -44,6 +44,14 @@ SORTED = {
     "ids: i64[b,t]\ny[v,d] = sum[b,t](where(ids[b,t] == v, x[b,d] / N(t), 0))": (
         "y[v, d] = sum[b_t_sorted](where(ids_ends[v] <= b_t_sorted and b_t_sorted < ids_ends[v + 1], "
         "x[ids_order_b[b_t_sorted], d] / size_t, 0))"
+    ),
+    "a: i64[t]\nb: i64[t]\ny[u,v] = sum[t](where((b[t] == v) & (a[t] == u) & (x[t] > 0), x[t] * m[b[t]], 0))": (
+        "y[u, v] = sum[t_sorted](where(a_first[u, v] <= t_sorted and t_sorted < a_last[u, v] and x[a_order[t_sorted]] > 0, "
+        "x[a_order[t_sorted]] * m[v], 0))"
+    ),
+    "a: i64[v,t]\nb: i64[t]\ny[u,v] = sum[t](where((b[t] == v) & (a[v,t] == u), x[t], 0))": (
+        "y[u, v] = sum[t_sorted](where(b_ends[v] <= t_sorted and t_sorted < b_ends[v + 1] and a[v, b_order[t_sorted]] == u, "
+        "x[b_order[t_sorted]], 0))"
     ),
     "ids: i64[b,t]\ny[b,v] = sum[t](where(ids[b,t] == v, x[b,t], 0))": (
         "y[b, v] = sum[t_sorted](where(ids_ends[b, v] <= t_sorted and t_sorted < ids_ends[b, v + 1], "
@@ -200,6 +208,44 @@ CALLS: dict[str, tuple[str, Callable[[np.random.Generator], dict[str, Any]]]] = 
             "k": 3,
             "x": r.normal(size=(7, 5)),
             "sizes": {"v": 7},
+        },
+    ),
+    "two keys of one table": (
+        "a: i64[t]\nb: i64[t]\ny[v,u] = sum[t](where((x[t] > 0) & (a[t] == v) & (b[t] == u), x[t] * g[a[t],b[t]], 0))",
+        lambda r: {
+            "a": _keys(60, most=4, rng=r),
+            "b": _keys(60, most=3, rng=r),
+            "x": r.normal(size=60),
+            "g": r.normal(size=(4, 3)),
+            "sizes": {"v": 4, "u": 3},
+        },
+    ),
+    "two keys in rows": (
+        "a: i64[b,t]\nc: i64[t]\ny[u,v,w,b] = max[t](where((c[t] == v) & (a[b,t] == u), x[b,t], -1)) * g[w]",
+        lambda r: {
+            "a": _keys(3, 30, most=4, rng=r),
+            "c": _keys(30, most=2, rng=r),
+            "x": r.normal(size=(3, 30)),
+            "g": r.normal(size=2),
+            "sizes": {"u": 4, "v": 2},
+        },
+    ),
+    "keys of positions and of their rows": (
+        "a: i64[b,t]\nk: i64[b]\ny[u,v] = sum[b,t](where((k[b] == v) & (a[b,t] == u), x[b,t], 0))",
+        lambda r: {
+            "a": _keys(7, 9, most=4, rng=r),
+            "k": _keys(7, most=3, rng=r),
+            "x": r.normal(size=(7, 9)),
+            "sizes": {"u": 4, "v": 3},
+        },
+    ),
+    "edges of a graph": (
+        "m: axis[n]\na: i64[t]\nb: i64[t]\ny[n,m] = sum[t](where((a[t] == n) & (b[t] == m), x[t], 0))",
+        lambda r: {
+            "a": _keys(50, most=5, rng=r),
+            "b": _keys(50, most=5, rng=r),
+            "x": r.normal(size=50),
+            "sizes": {"n": 5},
         },
     ),
     "two axes and one more": (
@@ -434,6 +480,11 @@ MISTAKES: dict[str, Callable[[Segments], Segments]] = {
     "positions that are not sorted": _of_program(_unordered),
     "the position before": _of_program(_one_further),
     "another key": _of_sorts(key=Load("other", (Axis("t"),))),
+    "keys below the first segment": _of_sorts(
+        key=call(
+            "where", call("lt", Load("ids", (Axis("t"),)), Const(0)), Const(0), Load("ids", (Axis("t"),))
+        )
+    ),
     "another program": lambda found: replace(
         found, source=parse(found.source.source.replace("ids[t] == v", "ids[t] == v + 1"))
     ),
@@ -442,19 +493,83 @@ MISTAKES: dict[str, Callable[[Segments], Segments]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["", *MISTAKES])
+def _of_keys(change: Callable[[Expr], Expr]) -> Callable[[Segments], Segments]:
+    return lambda found: replace(
+        found, sorts=tuple(replace(sort, key=transform(sort.key, change)) for sort in found.sorts)
+    )
+
+
+def _in_any_case(node: Expr) -> Expr:
+    return node.args[1] if isinstance(node, Call) and node.fn == "where" else node
+
+
+def _one_bound(node: Expr) -> Expr:
+    match node:
+        case Call("lt", (_, Size("v"))):
+            return call("eq", Const(0), Const(0))
+    return node
+
+
+def _other_count(node: Expr) -> Expr:
+    return Size("u") if node == Size("v") else node
+
+
+def _other_place(node: Expr) -> Expr:
+    match node:
+        case Call("add", (Call("mul", (first, count)), second)):
+            return call("add", call("mul", second, count), first)
+    return node
+
+
+def _turned(node: Expr) -> Expr:
+    return Load("g", node.index[::-1]) if isinstance(node, Load) and node.tensor == "g" else node
+
+
+class _Transposed(Sort):
+    def sampled(self, tensors: Any, scalars: Any, extents: Any) -> dict[str, Any]:
+        found = super().sampled(tensors, scalars, extents)
+        for name in ("a_first", "a_last"):
+            shape = found[name].shape
+            found[name] = found[name].swapaxes(-1, -2).reshape(shape)
+        return found
+
+
+MISTAKES_BY_TWO: dict[str, Callable[[Segments], Segments]] = {
+    "the end is inside": _swapped("lt", "le"),
+    "the start is outside": _swapped("le", "lt"),
+    "keys outside of the table": _of_keys(_in_any_case),
+    "a key behind the table's row": _of_keys(_one_bound),
+    "rows of another length": _of_keys(_other_count),
+    "columns for rows": _of_keys(_other_place),
+    "ends of the transposed table": _as(_Transposed),
+    "one key for both": _of_keys(lambda node: Load("a", node.index) if isinstance(node, Load) else node),
+}
+BY_ONE = "ids: i64[t]\nother: i64[t]\ny[v,d] = sum[t](where(ids[t] == v, x[t,d] * other[t], 0))"
+BY_TWO = "a: i64[t]\nb: i64[t]\ny[u,v] = sum[t](where((a[t] == u) & (b[t] == v), x[t] * t, 0))"
+READING = BY_TWO.replace("* t,", "* g[a[t],b[t]],")
+WRONG = {
+    **{name: (BY_ONE, wrong) for name, wrong in MISTAKES.items()},
+    **{f"two keys: {name}": (BY_TWO, wrong) for name, wrong in MISTAKES_BY_TWO.items()},
+    "what is read at both keys": (READING, _of_program(_turned)),
+    "right": (BY_ONE, lambda found: found),
+    "two keys: right": (BY_TWO, lambda found: found),
+    "read at both keys: right": (READING, lambda found: found),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_order_is_not_verified(name: str) -> None:
-    source = "ids: i64[t]\nother: i64[t]\ny[v,d] = sum[t](where(ids[t] == v, x[t,d] * other[t], 0))"
+    source, change = WRONG[name]
     found = segments(parse(source))
     assert found is not None
-    wrong = MISTAKES[name](found) if name else found
+    wrong = change(found)
     derived: Derived = replace(compiler.rederived(wrong.program), views=Views(segments=wrong))
     dtypes = program_dtypes(wrong.program)
-    extents = {"v": 20, "t_sorted": 60, "d": 8, "end": 21}
+    extents = {"v": 20, "u": 9, "t_sorted": 60, "d": 8, "end": 21}
     compiled = compiler.pipeline(derived, extents, dtypes, device_named("cpu"))
-    if not name:
+    if name.endswith("right"):
         certificate = certify(derived, compiled, Checks(16, again=True))
-        assert certificate.ok and "sorted positions (t by ids[t] as t_sorted)" in str(certificate)
+        assert certificate.ok and f"sorted positions ({found.sorts[0]})" in str(certificate)
         return
     with pytest.raises(VerificationError):
         certify(derived, compiled, Checks(16, again=True))

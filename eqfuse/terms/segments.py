@@ -6,17 +6,22 @@
 `order` are the positions of the key in the order of its integers, equal ones as they stand, and `ends[v]` counts those below `v`. Two
 things make both the same: a reduction whose combination is commutative does not depend on the order in which its positions are visited, and
 `key[order[s]] == v` holds from `ends[v]` to `ends[v+1]` and nowhere else. Segments are ranges, which loops are cut by
-(docs/ranges.md), so that all of them together visit each position once.
+(docs/ranges.md), so that all of them together visit each position once. Several keys of the same positions are one, a number of their place in the
+table that they select from:
+
+    (a[t] == u) & (b[t] == v)  ->  where(a[t], b[t] are in the table, a[t] * N(v) + b[t], -1) == u * N(v) + v
 
 It is done to the source, as axes are collapsed (terms/collapse_axes.py); `order` and `ends` are made at each call, by torch.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -62,11 +67,20 @@ LONGEST = 2**31
 @dataclass(frozen=True)
 class Ends:
     """Where the segments of a sort begin and end of which the key is `value`, at positions of `axes`: the tensors `names`. Of a value that is
-    a position, the end of a segment is the start of the next one, and there is one tensor."""
+    a position, the end of a segment is the start of the next one, and there is one tensor. A value of several positions is their number in
+    the order of `axes`."""
 
     value: Expr
     axes: tuple[str, ...]
     names: tuple[str, ...]
+
+    @property
+    def numbered(self) -> bool:
+        """Whether values are the numbers 0, 1, 2 ... of segments."""
+        return not _is_of_data(self.value)
+
+    def shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(extents[axis] for axis in self.axes)
 
 
 @dataclass(frozen=True)
@@ -88,9 +102,9 @@ class Sort:
 
     def groups(self, extents: Mapping[str, int]) -> int | None:
         """The number of segments, where they are numbered by positions alone."""
-        if not all(isinstance(ends.value, Axis) for ends in self.ends):
+        if not all(ends.numbered for ends in self.ends):
             return None
-        return max(extents[axis] for ends in self.ends for axis in ends.axes)
+        return max(math.prod(ends.shape(extents)) for ends in self.ends)
 
     def made(self, values: Mapping[str, Any], extents: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """The tensors of a call. What a key does not depend on, or a tensor is expanded along, is sorted once."""
@@ -119,19 +133,28 @@ class Sort:
         repeated = [extents[axis] for axis in self.rows]
         found: dict[str, torch.Tensor] = {}
         for ends in self.ends:
-            shape = [extents[axis] for axis in ends.axes]
-            if isinstance(ends.value, Axis):
-                shape = [shape[0] + 1]
-                wanted = torch.arange(*shape, dtype=key.dtype, device=place).reshape([1] * rows + shape)
+            shape = ends.shape(extents)
+            if ends.numbered:
+                count = math.prod(shape) + 1
+                wanted = torch.arange(count, dtype=key.dtype, device=place).reshape([1] * rows + [count])
             else:
                 wanted = evaluated(ends.value, (*self.rows, *ends.axes))
                 both = torch.promote_types(wanted.dtype, ordered.dtype)
                 wanted, ordered = wanted.to(both), ordered.to(both)
             leading = [max(pair) for pair in zip(ordered.shape[:-1], wanted.shape[:-1], strict=True)]
             sought = ordered.expand(*leading, -1).contiguous(), wanted.expand(*leading, -1).contiguous()
-            for name, is_right in zip(ends.names, (False, True), strict=False):
-                at = torch.searchsorted(*sought, right=is_right, out_int32=True)
-                found[name] = at.reshape(*leading, *shape).expand(*repeated, *shape)
+            if ends.numbered:
+                at = torch.searchsorted(*sought, out_int32=True)
+                parts = _parts(at, shape, ends.names)
+            else:
+                parts = {
+                    name: torch.searchsorted(*sought, right=is_right, out_int32=True).reshape(
+                        *leading, *shape
+                    )
+                    for name, is_right in zip(ends.names, (False, True), strict=True)
+                }
+            for name, part in parts.items():
+                found[name] = part.expand(*repeated, *part.shape[rows:])
         order = order.expand(*repeated, -1)
         for name, axis in zip(reversed(self.order), reversed(self.axes), strict=True):
             is_outermost = axis == self.axes[0]
@@ -159,15 +182,25 @@ class Sort:
         places = np.unravel_index(order, [extents[axis] for axis in self.axes])
         found = {name: at for name, at in zip(self.order, places, strict=True) if name}
         for ends in self.ends:
-            shape = [extents[axis] for axis in ends.axes]
-            if isinstance(ends.value, Axis):
-                shape, wanted = [shape[0] + 1], np.arange(shape[0] + 1)
-            else:
-                wanted = evaluated(ends.value, (*self.rows, *ends.axes))
-            for name, is_below in zip(ends.names, (np.less, np.less_equal), strict=False):
+            shape = ends.shape(extents)
+            if ends.numbered:
+                wanted = np.arange(math.prod(shape) + 1)
+                at = np.less(key[..., None, :], wanted[..., None]).sum(axis=-1)
+                found |= _parts(at, shape, ends.names)
+                continue
+            wanted = evaluated(ends.value, (*self.rows, *ends.axes))
+            for name, is_below in zip(ends.names, (np.less, np.less_equal), strict=True):
                 at = is_below(key[..., None, :], wanted[..., None]).sum(axis=-1)
                 found[name] = at.reshape(*at.shape[:-1], *shape)
         return found
+
+
+def _parts(ends: Any, shape: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+    """The tensors of segments that are numbered, from how many keys are below each number: these, or starts and ends apart."""
+    if len(names) == 1:
+        return {names[0]: ends}
+    apart = ends[..., :-1], ends[..., 1:]
+    return {name: part.reshape(*ends.shape[:-1], *shape) for name, part in zip(names, apart, strict=True)}
 
 
 _KEYED: Mapping[str, Callable[..., Any]] = {
@@ -326,6 +359,34 @@ class Segments:
         return found, numbers | {name: extents[axis] for name, axis in self.sizes.items()}
 
 
+@dataclass(frozen=True)
+class Selection:
+    """A condition that holds where a key is a value. `equal` says which value each part of the key has there."""
+
+    condition: Expr
+    key: Expr
+    value: Expr
+    equal: Mapping[Expr, Expr]
+
+
+def _joint(parts: Sequence[Selection]) -> Selection:
+    """The selection by several keys at once: by the number of the position that they select of a table."""
+    key, value = parts[0].key, parts[0].value
+    is_in: Expr = Const(True)
+    for each in parts:
+        assert isinstance(each.value, Axis)
+        count = Size(each.value.name)
+        inside = call("and", call("le", Const(0), each.key), call("lt", each.key, count))
+        is_in = inside if each is parts[0] else call("and", is_in, inside)
+        if each is not parts[0]:
+            key, value = (
+                call("add", call("mul", n, count), m) for n, m in ((key, each.key), (value, each.value))
+            )
+    key = call("where", is_in, key, Const(-1))
+    equal = {part: number for each in parts for part, number in each.equal.items()}
+    return Selection(call("eq", key, value), key, value, equal)
+
+
 @once
 def segments(program: Program) -> Segments | None:
     """The program with every reduction over the positions that a key selects as one over sorted positions; the key is made of elements
@@ -412,14 +473,37 @@ class _Sorting:
         while isinstance(body, Reduce) and body.op == node.op and fold is None:
             axes.append(body.axis)
             body = body.body
+        found: list[Selection] = []
         for condition in _outside(body, axes):
             if isinstance(condition, Call) and condition.fn == "eq":
                 for key, value in (condition.args, condition.args[::-1]):
                     if self._selects(node, axes, key, value):
-                        known = _where_equal(body, axes, condition, {key: value})
-                        if isinstance(value, Axis) or not _reduces_along(known, axes):
-                            return self._over(node, axes, known, condition, key, value)
+                        found.append(Selection(condition, key, value, {key: value}))
+        joint = self._conjunction(body, axes, found)
+        if joint:
+            body, found = _conjoined(body, axes, joint, by := _joint(joint)), [by, *found]
+        for each in found:
+            known = _where_equal(body, axes, each.condition, each.equal)
+            if not _is_of_data(each.value) or not _reduces_along(known, axes):
+                return self._over(node, axes, known, each)
         return None
+
+    def _conjunction(
+        self, body: Expr, axes: Sequence[str], found: Sequence[Selection]
+    ) -> tuple[Selection, ...]:
+        """Of the selections of different positions those that one condition asks for together, where that are several: the most of them. One of
+        their keys has all axes that the others have."""
+        best: tuple[Selection, ...] = ()
+        read = frozenset(chain(*(free_axes(each.key) for each in found)))
+        found = [each for each in found if isinstance(each.value, Axis) and each.value.name not in read]
+        for node in _outside(body, axes):
+            if isinstance(node, Call) and node.fn == "and":
+                asked = conjuncts(node, True)
+                chosen = {show(each.value): each for each in reversed(found) if each.condition in asked}
+                along = {name: free_axes(chosen[name].key).intersection(axes) for name in sorted(chosen)}
+                widest = max(along.values(), key=len, default=frozenset())
+                best = max(best, tuple(chosen[name] for name in along if along[name] <= widest), key=len)
+        return best if len(best) > 1 else ()
 
     def _selects(self, node: Reduce, axes: Sequence[str], key: Expr, value: Expr) -> bool:
         """Whether the key sorts some of the axes, for each position of others, and the value depends on none of the former."""
@@ -450,9 +534,8 @@ class _Sorting:
             for tensor, place in ascending(self.program)
         )
 
-    def _over(
-        self, node: Reduce, axes: Sequence[str], body: Expr, condition: Expr, key: Expr, value: Expr
-    ) -> Expr:
+    def _over(self, node: Reduce, axes: Sequence[str], body: Expr, by: Selection) -> Expr:
+        key, value = by.key, by.value
         walked = tuple(axis for axis in axes if axis in free_axes(key))
         rows = tuple(sorted(free_axes(key) - set(walked)))
         sort = self._sort(key, rows, walked)
@@ -470,7 +553,7 @@ class _Sorting:
             axis: Load(name, (*index, at)) for axis, name in zip(walked, sort.order, strict=True)
         }
         size: dict[Expr, Expr] = {Size(walked[0]): Size(at.name)} if len(walked) == 1 else {}
-        made = substitute_axes(_replaced_outside(body, walked, {condition: inside, **size}), orders)
+        made = substitute_axes(_replaced_outside(body, walked, {by.condition: inside, **size}), orders)
         for axis in reversed([at.name, *(axis for axis in axes if axis not in walked)]):
             made = Reduce(node.op, axis, made)
         return made
@@ -492,11 +575,13 @@ class _Sorting:
         return self.sorts[found]
 
     def _ends(self, sort: Sort, value: Expr, others: tuple[str, ...]) -> Ends:
-        known, value = self.ends[sort.position], self._named(value)
+        known, several = self.ends[sort.position], not isinstance(value, Axis) and not _is_of_data(value)
+        if not several:  # positions of a table along two axes of one extent are two numbers
+            value, others = self._named(value), tuple(map(self._base, others))
         if value not in known:
             of = ("ends",) if isinstance(value, Axis) else ("first", "last")
             names = tuple(self.names.fresh(f"{_tensor_of(sort.key)}_{each}") for each in of)
-            known[value] = Ends(value, tuple(map(self._base, others)), names)
+            known[value] = Ends(value, others, names)
         return known[value]
 
     def _position(self, sort: Sort, taken: Collection[str]) -> str:
@@ -533,6 +618,18 @@ def _reduces_along(expr: Expr, axes: Collection[str]) -> bool:
     once positions are sorted, and segments of values that are no positions may be as long as the axis."""
     found = post_order([expr], lambda node: () if isinstance(node, Reduce) else children(node))
     return any(isinstance(node, Reduce) and not free_axes(node).isdisjoint(axes) for node in found)
+
+
+def _conjoined(expr: Expr, axes: Collection[str], parts: Sequence[Selection], whole: Selection) -> Expr:
+    """`expr` with the condition of all selections in place of theirs, wherever they are asked together."""
+    wanted, found = {each.condition for each in parts}, dict[Expr, Expr]()
+    for node in _outside(expr, axes):
+        if isinstance(node, Call) and node.fn == "and":
+            asked = conjuncts(node, True)
+            if wanted.issubset(asked):
+                rest = (part for part in asked if part not in wanted)
+                found[node] = functools.reduce(partial(call, "and"), rest, whole.condition)
+    return _replaced_outside(expr, axes, found)
 
 
 def _where_equal(expr: Expr, axes: Collection[str], condition: Expr, values: Mapping[Expr, Expr]) -> Expr:
