@@ -210,6 +210,19 @@ CALLS: dict[str, tuple[str, Callable[[np.random.Generator], dict[str, Any]]]] = 
             "sizes": {"v": 7},
         },
     ),
+    "an axis of rows that is reduced along too": (
+        "ids: i64[b,t]\ny[b,v] = sum[t](where(ids[b,t] == v, x[b,t] - max[b](x[b,t] * g[b]), 0))",
+        lambda r: {
+            "ids": _keys(3, 9, most=4, rng=r),
+            "x": r.normal(size=(3, 9)),
+            "g": r.normal(size=3),
+            "sizes": {"v": 4},
+        },
+    ),
+    "a segment's number that is an axis of another reduction": (
+        "ids: i64[t]\nw: f32[v]\ny[v] = sum[t](where(ids[t] == v, x[t] - max[v](where(ids[t] == v, w[v] * x[t], w[v])), 0))",
+        lambda r: {"ids": _keys(20, most=4, rng=r), "x": r.normal(size=20), "w": r.normal(size=4)},
+    ),
     "two keys of one table": (
         "a: i64[t]\nb: i64[t]\ny[v,u] = sum[t](where((x[t] > 0) & (a[t] == v) & (b[t] == u), x[t] * g[a[t],b[t]], 0))",
         lambda r: {

@@ -53,6 +53,7 @@ from eqfuse.terms.nodes import (
     post_order,
     rebuild,
     substitute_axes,
+    transform,
     walk,
 )
 from eqfuse.terms.parser import axes_of, sized_axes
@@ -453,6 +454,7 @@ class _Sorting:
         self._extents, self._first = alike(program), dict[str, str]()
         self._known: dict[Expr, Expr] = {}
         self._copies: dict[str, list[str]] = {}
+        self._others: dict[str, str] = {}
 
     def visit(self, node: Expr) -> Expr:
         """An expression, with its reductions over sorted positions."""
@@ -473,30 +475,31 @@ class _Sorting:
         while isinstance(body, Reduce) and body.op == node.op and fold is None:
             axes.append(body.axis)
             body = body.body
+        names = free_axes(node).union(axes)  # where one is bound again, it is another position
         found: list[Selection] = []
-        for condition in _outside(body, axes):
+        for condition in _outside(body, names):
             if isinstance(condition, Call) and condition.fn == "eq":
                 for key, value in (condition.args, condition.args[::-1]):
                     if self._selects(node, axes, key, value):
                         found.append(Selection(condition, key, value, {key: value}))
-        joint = self._conjunction(body, axes, found)
+        joint = self._conjunction(body, axes, names, found)
         if joint:
-            body, found = _conjoined(body, axes, joint, by := _joint(joint)), [by, *found]
+            body, found = _conjoined(body, names, joint, by := _joint(joint)), [by, *found]
         for each in found:
-            known = _where_equal(body, axes, each.condition, each.equal)
+            known = _where_equal(body, names, each.condition, each.equal)
             if not _is_of_data(each.value) or not _reduces_along(known, axes):
-                return self._over(node, axes, known, each)
+                return self._over(node, axes, names, known, each)
         return None
 
     def _conjunction(
-        self, body: Expr, axes: Sequence[str], found: Sequence[Selection]
+        self, body: Expr, axes: Sequence[str], names: Collection[str], found: Sequence[Selection]
     ) -> tuple[Selection, ...]:
         """Of the selections of different positions those that one condition asks for together, where that are several: the most of them. One of
         their keys has all axes that the others have."""
         best: tuple[Selection, ...] = ()
         read = frozenset(chain(*(free_axes(each.key) for each in found)))
         found = [each for each in found if isinstance(each.value, Axis) and each.value.name not in read]
-        for node in _outside(body, axes):
+        for node in _outside(body, names):
             if isinstance(node, Call) and node.fn == "and":
                 asked = conjuncts(node, True)
                 chosen = {show(each.value): each for each in reversed(found) if each.condition in asked}
@@ -534,7 +537,9 @@ class _Sorting:
             for tensor, place in ascending(self.program)
         )
 
-    def _over(self, node: Reduce, axes: Sequence[str], body: Expr, by: Selection) -> Expr:
+    def _over(
+        self, node: Reduce, axes: Sequence[str], names: Collection[str], body: Expr, by: Selection
+    ) -> Expr:
         key, value = by.key, by.value
         walked = tuple(axis for axis in axes if axis in free_axes(key))
         rows = tuple(sorted(free_axes(key) - set(walked)))
@@ -553,10 +558,26 @@ class _Sorting:
             axis: Load(name, (*index, at)) for axis, name in zip(walked, sort.order, strict=True)
         }
         size: dict[Expr, Expr] = {Size(walked[0]): Size(at.name)} if len(walked) == 1 else {}
-        made = substitute_axes(_replaced_outside(body, walked, {by.condition: inside, **size}), orders)
+        known = _replaced_outside(body, names, {by.condition: inside, **size})
+        made = substitute_axes(self._reduced_along_others(known, rows), orders)
         for axis in reversed([at.name, *(axis for axis in axes if axis not in walked)]):
             made = Reduce(node.op, axis, made)
         return made
+
+    def _reduced_along_others(self, expr: Expr, taken: Collection[str]) -> Expr:
+        """An expression with copies of the axes that are `taken` wherever it reduces along these: it reads positions along them now."""
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Reduce(op, axis, body) if axis in taken:
+                    if axis not in self._others:
+                        self._others[axis] = self.names.fresh(axis)
+                        self.domains[self._others[axis]] = self.program.domains.get(axis, axis)
+                    name = self._others[axis]
+                    return Reduce(op, name, substitute_axes(body, {axis: Axis(name)}))
+            return node
+
+        return transform(expr, step)
 
     def _named(self, expr: Expr) -> Expr:
         """An expression over the first axes of the same extents."""
