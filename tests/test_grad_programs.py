@@ -251,6 +251,13 @@ def test_a_maximum_that_is_seen_where_a_row_is_on_both_sides_of_a_comparison() -
     assert known.error(parse(text)) < ROUNDING
 
 
+def test_positions_of_data_that_do_not_matter_are_not_read() -> None:
+    source = "P: i32[i]\na[i] = max[k](x[k]) * 1\ny[i] = a[P[i]] * x[i]"
+    known = Differentiated.of(source, {"x": np.arange(3.0)}, {}, {}, ["x"])
+    assert {tensor.name for tensor in parse(source).tensors} == {"x"}
+    assert known.error(parse(eq.grad(source))) < ROUNDING
+
+
 def test_a_shift_is_found_behind_labels_that_are_left_out() -> None:
     """The loss of a row is masked where its label is one of few integers: some draw of them shows every row."""
     source = """

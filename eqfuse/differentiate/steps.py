@@ -49,14 +49,17 @@ from eqfuse.terms.types import kind, kinds, program_dtypes
 
 
 def _reader(stops: bool, inlined: frozenset[str]) -> type[Reader]:
-    """What reads temporaries as tensors, after the checks that reading them has, but for those that are `inlined`."""
+    """What reads temporaries as tensors, after the checks that reading them has, but for those that are `inlined`, and those that are the same at
+    all positions that an index reads of data: the program has no such data."""
 
     class Named(Reader):
         keeps_stops = stops
 
         def _definition(self, node: ast.expr, index: tuple[Expr, ...], name_node: ast.expr) -> Expr:
             found, name = super()._definition(node, index, name_node), getattr(name_node, "id", "")
-            return found if name in inlined or name == self.current else read(name, index)
+            data = {node for node in walk(*index) if isinstance(node, Load)}
+            is_written_out = name in inlined or name == self.current or not data.issubset(walk(found))
+            return found if is_written_out else read(name, index)
 
     return Named
 
