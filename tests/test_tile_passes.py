@@ -470,6 +470,11 @@ def test_what_is_masked_of_a_product_stays_out_of_it() -> None:
     expected[40:, 2] = np.inf
     np.testing.assert_array_equal(multiplied(program, source, x, w), expected)
     np.testing.assert_array_equal(multiplied(plain, source, x, w), expected)
+    for here, there, both in ((np.inf, np.inf, np.inf), (np.inf, -np.inf, -np.inf), (0, np.inf, np.nan)):
+        x[45, 40], w[40, 2] = here, there
+        found = multiplied(program, source, x, w)
+        np.testing.assert_array_equal(found, multiplied(plain, source, x, w))
+        np.testing.assert_array_equal(found[44:47, 2], [there, both, there])
 
 
 # Sizes and order ---------------------------------------------------------------------------------

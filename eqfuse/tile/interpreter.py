@@ -545,8 +545,12 @@ class Instances:
     def _finite_part(self, array: Any) -> Any:
         if self.domain.is_finite(array):
             return array
-        zero = self.domain.full((1,) * len(self.domain.shape(array)), 0.0)
-        return self.domain.where(self._is_finite(array), array, zero)
+        zero, one, negative = (
+            self.domain.full((1,) * len(self.domain.shape(array)), number) for number in (0.0, 1.0, -1.0)
+        )
+        is_below, is_above = (self.domain.compare(fn, array, zero) for fn in ("lt", "gt"))
+        sign = self.domain.where(is_above, one, self.domain.where(is_below, negative, zero))
+        return self.domain.where(self._is_finite(array), array, sign)
 
     def _rest_of_product(self, value: Value, op: NonFiniteCorrection) -> Any:
         total = self._aligned(op.total, value.dims)

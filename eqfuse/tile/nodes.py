@@ -17,7 +17,7 @@
               | Elementwise(fn, args, division)    operands have the result's dims, or none (scalars)
               | Align(value)                       permute and expand a value to the result's dims
               | Cast(value, written)               to the result's dtype; `written`: the program says so
-              | FinitePart(value)                  0 where the value is an infinity or NaN
+              | FinitePart(value)                  the sign of the value where it is infinite, 0 where it is NaN
               | LoadTile(tensor, index, mask, other)
               | Search(tensor, index, place, stop, target, right, dtype)
                                                    a scalar: how many of the first `stop` elements along the dimension

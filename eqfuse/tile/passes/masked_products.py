@@ -2,7 +2,8 @@
 
 A `Dot` reads 0 for one operand where the other one's mask is false, so that no NaN and no infinity of what is masked
 gets through. A matrix unit multiplies all of both: it gets the finite parts, whose products with what is masked are 0,
-and the few products with a factor that is not finite, if there are any, are added as the masks say.
+and the few products with a factor that is not finite, if there are any, are added as the masks say. An infinity's finite part
+is its sign, since the other operand may be infinite too: inf * 0 is NaN, and inf * 1 + inf * inf is not.
 
     x = a + dot(p where m, v)   ->   w = finite_part(v);  d = a + dot(p, w);  x = d + rest_of_dot(p where m, v)
 

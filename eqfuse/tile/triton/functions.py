@@ -417,7 +417,9 @@ def is_finite(x):
 """,
     "finite_part": """
 def finite_part(x):
-    return tl.where(is_finite(x), x, 0.0)
+    y = x.to(tl.float32) if x.dtype.is_fp8() else x
+    sign = tl.where(y > 0, 1.0, tl.where(y < 0, -1.0, 0.0))  # 0 of NaN
+    return tl.where(is_finite(x), x, sign.to(x.dtype))
 """,
     "search": """
 def search(elements, stride, stop, target, RIGHT: tl.constexpr):
