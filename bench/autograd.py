@@ -22,6 +22,7 @@ from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
 from eqfuse.terms.nodes import REDUCTIONS, Program
 from eqfuse.terms.parser import axes_of, parse
+from eqfuse.terms.segments import Segments
 from eqfuse.terms.sizes import bind
 
 _F = torch.nn.functional
@@ -235,7 +236,8 @@ class Differentiated:
         for name, value in found.items():
             if isinstance(value, torch.Tensor):
                 value = value[0] if batch else value
-                cotangents[name] = rng.standard_normal(tuple(value.shape))
+                is_none = torch.isnan(value.detach()).numpy()  # what it passes on is anything
+                cotangents[name] = np.where(is_none, 0.0, rng.standard_normal(tuple(value.shape)))
                 if value.requires_grad:
                     total = total + (value * torch.from_numpy(np.asarray(cotangents[name]))).sum()
         inputs = [values[name] if name in values else numbers[name] for name in wrt]
@@ -265,26 +267,31 @@ class Differentiated:
             sizes |= {gradient.domains.get(a, a): n for a, n in zip(output.axes, shape, strict=True)}
         return {"tensors": tensors, "scalars": scalars, "sizes": sizes}
 
-    def found(self, gradient: Program) -> dict[str, np.ndarray]:
-        """The gradients that a gradient program gives in float64, by input."""
+    def found(self, gradient: Program, form: Segments | None = None) -> dict[str, np.ndarray]:
+        """The gradients that a gradient program gives in float64, by input; in the order of its keys, where that is the `form`."""
         given = self.arguments(gradient)
-        if self.noise is None:
+        if self.noise is None and form is None:
             values = reference(gradient, **given)
             every = values if isinstance(values, tuple) else (values,)
-        else:
-            shapes = {name: array.shape for name, array in given["tensors"].items()}
-            extents = bind(gradient, shapes, given["sizes"], given["scalars"])
-            domain = Disturbed("f64", self.noise)
-            found = evaluate(gradient, given["tensors"], given["scalars"], extents, domain)
-            every = tuple(np.asarray(found[output.name]) for output in gradient.outputs)
-        return {o.name.removeprefix("d"): v for o, v in zip(gradient.outputs, every, strict=True)}
+            return {o.name.removeprefix("d"): v for o, v in zip(gradient.outputs, every, strict=True)}
+        tensors, scalars = given["tensors"], given["scalars"]
+        shapes = {name: array.shape for name, array in tensors.items()}
+        extents = bind(gradient, shapes, given["sizes"], scalars)
+        if form is not None:
+            tensors, scalars = form.sampled(tensors, scalars, extents)
+            gradient, extents = form.program, form.extents(extents)
+        domain = FloatDomain() if self.noise is None else Disturbed("f64", self.noise)
+        found = evaluate(gradient, tensors, scalars, extents, domain)
+        return {o.name.removeprefix("d"): np.asarray(found[o.name]) for o in gradient.outputs}
 
-    def error(self, gradient: Program, beside: Sequence[Differentiated] = ()) -> float:
+    def error(
+        self, gradient: Program, form: Segments | None = None, beside: Sequence[Differentiated] = ()
+    ) -> float:
         """The largest difference of both, relative to the largest gradient; where autograd gives a number. NaN is right
         where an output is none. Only what stays the same for the inputs of all `beside` is compared."""
         worst = 0.0
-        moved = [each.found(gradient) for each in beside]
-        for name, value in self.found(gradient).items():
+        moved = [each.found(gradient, form) for each in beside]
+        for name, value in self.found(gradient, form).items():
             expected = self.gradients[name]
             usable = np.isfinite(expected)
             if usable.any():

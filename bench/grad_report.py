@@ -5,7 +5,8 @@ A program counts as
                that reads what its forward has saved
   refused      a reduction has no gradient: the reason is told
   constant     no output is a real number, or no tensor is
-and fails where a gradient is another one (mismatch), or something breaks. Written casts are left out: to a gradient they
+and fails where a gradient is another one (mismatch), or something breaks. Gradients of reads at loaded positions are sums by key, which also run in the order of the key
+(eqfuse/terms/segments.py). `--only gathers` takes programs with such reads alone. Written casts are left out: to a gradient they
 are the identity, and autograd rounds on the way. Infinities and NaN among the inputs are made 0: what they spread to is
 decided by the order of operations. hypothesis shrinks what fails.
 """
@@ -16,21 +17,25 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase
+from hypothesis.strategies import SearchStrategy
 
 from bench.autograd import Differentiated
 from bench.fuzz_report import is_of_what_is_behind
 from bench.measure import time_limit
 from bench.programs import Example, programs, registered
-from bench.report import Column, Options, Report
+from bench.report import Column, Options, Report, chosen_names
 from eqfuse.differentiate.gradient import grad, real_outputs, saving_gradient
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Load, Program, walk
 from eqfuse.terms.parser import axes_of, parse
+from eqfuse.terms.segments import Segments, segments
 
 TITLE = "Gradients of random programs, against autograd of the float64 reference"
 COLUMNS = (
@@ -98,8 +103,13 @@ def _judged(example: Example) -> Outcome:
     with np.errstate(all="ignore"):
         known = Differentiated.of(source, tensors, scalars, sizes, wrt, seed=example.seed)
         texts = {"": grad(source, wrt), " that reads what is saved": saving_gradient(source, wrt).whole}
-        made = {which: parse(text) for which, text in texts.items()}
-        errors = {which: known.error(program) for which, program in made.items()}
+        made: dict[str, tuple[Program, Segments | None]] = {}
+        for which, text in texts.items():
+            gradient = parse(text)
+            made[which] = gradient, None
+            if (form := segments(gradient)) is not None:
+                made[f"{which} in the order of its keys"] = gradient, form
+        errors = {which: known.error(*each) for which, each in made.items()}
         is_steady = max(errors.values()) <= ROUNDING
         if not is_steady:
             rng = np.random.default_rng(example.seed)
@@ -111,7 +121,7 @@ def _judged(example: Example) -> Outcome:
                 Differentiated.of(source, tensors, scalars, sizes, wrt, seed=example.seed, noise=number)
                 for number in range(MOVES)
             ]
-            errors = {which: known.error(program, beside) for which, program in made.items()}
+            errors = {which: known.error(*each, beside) for which, each in made.items()}
     for which, error in errors.items():
         if error > ROUNDING:
             return Outcome("mismatch", f"a gradient{which} is off by {error:.2g} of the largest one")
@@ -130,13 +140,35 @@ def _small(example: Example) -> bool:
     return 0 < count <= MOST_ELEMENTS
 
 
+def gathers(example: Example) -> bool:
+    """Whether the program reads something at positions that a tensor says."""
+    registered(example.source)
+    nodes = walk(*(output.expr for output in parse(example.source).outputs))
+    indices = (index for node in nodes if isinstance(node, Load) for index in node.index)
+    return any(isinstance(part, Load) for index in indices for part in walk(index))
+
+
+ANY = "any"
+DRAWN: Mapping[str, SearchStrategy[Example]] = {
+    ANY: programs().filter(_small),
+    "gathers": programs(gathers=True).filter(_small).filter(gathers),
+}
+"""Which programs are drawn, by what `--only` says."""
+
+
 def run(options: Options, report: Report) -> None:
     outcomes: Counter[str] = Counter()
     started = time.monotonic()
-    for batch, start in enumerate(range(0, options.count(), BATCH)):
+    kinds = chosen_names(options.only or ANY, tuple(DRAWN))
+    batches = (
+        (DRAWN[kind], options.seed + batch, min(BATCH, options.count() - start))
+        for kind in kinds
+        for batch, start in enumerate(range(0, options.count(), BATCH))
+    )
+    for drawn, seed, examples in batches:
         if time.monotonic() - started > options.seconds:
             break
-        _batch(options.seed + batch, min(BATCH, options.count() - start), outcomes, report)
+        _batch(drawn, seed, examples, outcomes, report)
         print(
             f"{sum(outcomes.values())} programs, {len(report.failures)} failed", file=sys.stderr, flush=True
         )
@@ -144,7 +176,9 @@ def run(options: Options, report: Report) -> None:
     report.summary.append(f"{sum(outcomes.values())} programs of seed {options.seed}")
 
 
-def _batch(seed: int, examples: int, outcomes: Counter[str], report: Report) -> None:
+def _batch(
+    drawn: SearchStrategy[Example], seed: int, examples: int, outcomes: Counter[str], report: Report
+) -> None:
     """One run of hypothesis; the first failure of it is shrunk and reported."""
     failing: list[tuple[Example, Outcome]] = []
 
@@ -157,7 +191,7 @@ def _batch(seed: int, examples: int, outcomes: Counter[str], report: Report) -> 
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    @hypothesis.given(programs().filter(_small))
+    @hypothesis.given(drawn)
     def is_right(example: Example) -> None:
         with time_limit(MOST_SECONDS):
             outcome = check(example)

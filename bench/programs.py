@@ -75,6 +75,8 @@ ENDS = ("i32", "i32", "i64", "i16", "i8")
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
 SPECIAL = (math.inf, -math.inf, math.nan)
 """What values of a tensor are replaced by where its `magnitude` is "special"."""
+TABLES, PLACES_OF_TABLES = "TW", "PR"
+"""Tensors that are read at the integers of others, and these: both in programs that `gather`."""
 LENGTH = "L"
 """A scalar that is not declared: it is compared with positions, and thereby an integer."""
 HALVES = "H"
@@ -367,6 +369,7 @@ class _Writer:
     definitions: list[Definition] = field(default_factory=list)
     scalars: dict[str, float] = field(default_factory=dict)
     pairs: bool = False
+    gathers: bool = False
 
     def one_of(self, options: Sequence[T]) -> T:
         """One of the options; a shrunk program has the first."""
@@ -588,6 +591,7 @@ class _Writer:
             ]
             options += ["segment"] * (len(axes) > 1)
         options += ["stored"] * (len(axes) > 0)
+        options += ["key"] * (3 * self.gathers)
         options += ["known"] if self._readable(scope, truths=True) else []
         number = self.draw(st.integers(0, 4))
         match self.one_of(options):
@@ -638,6 +642,9 @@ class _Writer:
                 return f"({self.condition(frozenset({first}))}) {joint} ({self.condition(scope)})"
             case "stored":
                 return self._stored(scope)
+            case "key":
+                found = first and self._places(scope - {first}, first)
+                return f"{found} == {first}" if found else f"{number} == {number}"
             case "known":
                 return self.one_of(self._readable(scope, truths=True)).text
             case _:
@@ -652,12 +659,15 @@ class _Writer:
         earlier = self._readable(scope)
         again = [d.body for d in self.definitions if d.body is not None and d.body.axes <= scope]
         options = ["load"] * 4 + ["number"]
+        options += ["looked up"] * (6 * self.gathers)
         options += ["line"] * 3 * bool(earlier) + ["again"] * 3 * bool(again)
         match self.one_of(options):
             case "line":
                 return self.one_of(earlier)
             case "again":
                 return self.one_of(again)
+            case "looked up" if scope:
+                return self._line_looked_up(scope) if earlier and self.chance(25) else self._looked_up(scope)
             case "load" if scope:
                 return self._load(scope)
             case _:
@@ -748,6 +758,58 @@ class _Writer:
         if guard:
             return Value(f"where({guard}, {text}, 0)", min(low, 0), max(high, 0), axes)
         return Value(text, low, high, axes)
+
+    def _looked_up(self, scope: frozenset[str]) -> Value:
+        """An element of a table, at one or two positions that other tensors say."""
+        if 0 in self.sizes.values():
+            return self._load(scope)
+        name = self.one_of(TABLES)
+        if name not in self.inputs:
+            looked_up = self.some(sorted(self.sizes), 1, 2 if self.chance(50) else 1)
+            axes = (*looked_up, *self.some(sorted(scope - set(looked_up)), 0, 1))
+            layout, draw = self.one_of(LAYOUTS), self.one_of(["normal", "positive", "ties"])
+            self.inputs[name] = Input(name, self.one_of(self.dtypes), axes, draw, layout)
+        given = self.inputs[name]
+        index = [
+            self._places(scope, axis) if place == 0 or axis not in scope else axis
+            for place, axis in enumerate(given.axes)
+        ]
+        if not all(index):
+            return self._load(scope)
+        return self._guarded(name, index, *DRAWS[given.draw], scope)
+
+    def _line_looked_up(self, scope: frozenset[str]) -> Value:
+        """An earlier line at positions that a tensor says along one of its axes."""
+        sized = "".join(line.value.text for line in self.definitions)  # a size has no meaning at other positions
+        lines = [d for d in self.definitions if d.axes and not d.is_truth and f"N({d.axes[0]})" not in sized]
+        line = self.one_of(lines) if lines else None
+        rest = None if line is None else self._at(line.axes[1:], scope)
+        place = "" if line is None else self._places(scope, line.axes[0])
+        if line is None or rest is None or not place:
+            return self._load(scope)
+        return self._guarded(line.name, [place, *rest], line.value.low, line.value.high, scope)
+
+    def _guarded(
+        self, name: str, index: Sequence[str], low: float, high: float, scope: frozenset[str]
+    ) -> Value:
+        """What is read at an index whose first position is of data, now and then under a condition on that."""
+        text = name + _indexed(index)
+        if self.chance(80):
+            return Value(text, low, high, scope)
+        return Value(f"where({index[0]} >= 1, {text}, 0)", min(low, 0), max(high, 0), scope)
+
+    def _places(self, scope: frozenset[str], axis: str) -> str:
+        """Integers below the extent of an axis at positions of one or two others; empty where there can be none."""
+        draw = f"below {self._base(axis)}"
+        for name in PLACES_OF_TABLES:
+            given = self.inputs.get(name)
+            if given is None and scope and 0 not in self.sizes.values():
+                axes = self.some(sorted(scope), 1, 2)
+                given = Input(name, self.one_of(["i64", "i32"]), axes, draw, self.one_of(LAYOUTS))
+                self.inputs[name] = given
+            if given is not None and given.draw == draw and set(given.axes) <= scope:
+                return name + _indexed(given.axes)
+        return ""
 
     def _new(self, scope: frozenset[str], name: str) -> Input:
         axes = self.some(sorted(scope), 1, 3)
@@ -842,8 +904,9 @@ def _image(image: Callable[[float, float], Interval], value: Value) -> Interval:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Example:
-    """Programs with everything that they are called with."""
+def programs(draw: st.DrawFn, gathers: bool = False) -> Example:
+    """Programs with everything that they are called with; with `gathers`, most of them read elements at integers that a tensor holds, or reduce by
+    such keys."""
     count = draw(st.integers(1, 4))
     sizes = {axis: draw(st.sampled_from(SIZES)) for axis in AXES[:count]}
     aliases: dict[str, str] = {}
@@ -855,7 +918,7 @@ def programs(draw: st.DrawFn) -> Example:
     limit = WIDE_LIMIT if draw(st.integers(0, 7)) == 7 else LIMIT
     magnitudes = tuple(MAGNITUDES) if draw(st.integers(0, 5)) == 5 else ()
     magnitudes = ("special",) if draw(st.integers(0, 15)) == 15 else magnitudes
-    writer = _Writer(draw, sizes, aliases, draw(st.sampled_from(DTYPES)), limit, magnitudes)
+    writer = _Writer(draw, sizes, aliases, draw(st.sampled_from(DTYPES)), limit, magnitudes, gathers=gathers)
     main = writer.one_of(list(sizes)[::-1])
     rows = writer.some([axis for axis in sizes if axis != main], 0, 2)
     if writer.chance(6):

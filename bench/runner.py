@@ -69,6 +69,7 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 OWN = frozenset(
     {
         "install",
+        "grad",
         "keys",
         "shard",
         "ops",
