@@ -251,6 +251,15 @@ def test_a_maximum_that_is_seen_where_a_row_is_on_both_sides_of_a_comparison() -
     assert known.error(parse(text)) < ROUNDING
 
 
+def test_ends_of_segments_beside_reads_ahead_have_sizes() -> None:
+    """Of trials: `o` has one position more than i, so that `o[i + 1]` is beyond every extent that i is given."""
+    source = (
+        "o: i64[i1]\nc[i,j] = sum[k](max(z[i], w[k] + where(i + 2 < N(i), x[i + 2], 0) - y[j,i,k]))\n"
+        "g[i,j] = where((o[i] <= j) & (j < o[i + 1]), c[i,j] * c[i,j], c[i,j])\nreturn c, g"
+    )
+    assert certify_gradient(source, eq.grad(source, ("z", "w", "x", "y"))).ok
+
+
 def test_positions_of_data_that_do_not_matter_are_not_read() -> None:
     source = "P: i32[i]\na[i] = max[k](x[k]) * 1\ny[i] = a[P[i]] * x[i]"
     known = Differentiated.of(source, {"x": np.arange(3.0)}, {}, {}, ["x"])

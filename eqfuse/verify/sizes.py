@@ -227,6 +227,10 @@ def _fitting(
                 return extents
             for needed in wanted:
                 reached |= {key: max(length, reached.get(key, 0)) for key, length in needed.items()}
+    if by_zero:
+        raise divides_by_zero(program, by_zero[0])
+    if not outside:  # a condition keeps inside what each longer extent would take further, as `x[i + 2]`
+        return extents
     read = outside[0]
     raise never_inside(program, read, plain.get((read.load.tensor, read.dimension)))
 
