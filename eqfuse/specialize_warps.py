@@ -27,6 +27,7 @@ from eqfuse.extract.warp_schedules import (
 )
 from eqfuse.loops.plan import Roles
 from eqfuse.lowered import Known, in_roles
+from eqfuse.tile.check import TileError
 from eqfuse.tile.nodes import Dot, TileProgram
 from eqfuse.tile.roles.account import account
 from eqfuse.tile.roles.facts import facts_of, rows_of
@@ -99,7 +100,8 @@ class _Plan:
         return self.pricing(number).seconds(roles, residuals)
 
     def made(self, roles: Sequence[Roles | None]) -> RolesProgram:
-        """The program in these roles, made once for all sizes, which only decide what roles are best. Raises Unsuited."""
+        """The program in these roles, made once for all sizes, which only decide what roles are best. Raises Unsuited, also where what was made
+        does not hold together: the kernel has a form without roles, and the plan says why."""
         derived, asked, nest, configs = self.derived, self.asked, self.chosen.nest, self.chosen.plan.configs
         others = tuple(config for config, each in zip(configs, roles, strict=True) if each is None)
         key = nest, tuple(roles), others, tuple(sorted(asked.dtypes.items())), asked.device.name
@@ -110,6 +112,9 @@ class _Plan:
                 derived.specialized[key] = made
             except Unsuited as why:
                 derived.specialized[key] = Unsuited(str(why), at_every_size=True)
+            except TileError as fault:
+                why = f"its roles do not hold together, a fault of eqfuse: {fault.message}"
+                derived.specialized[key] = Unsuited(why, at_every_size=True)
         found = derived.specialized[key]
         if isinstance(found, Unsuited):
             raise found

@@ -19,7 +19,7 @@ from bench.workloads import WORKLOADS
 from eqfuse import certification, compiler, specialize_warps
 from eqfuse.arguments import Given
 from eqfuse.calls.specialization import Specialization
-from eqfuse.compiled import Compiled
+from eqfuse.compiled import Asked, Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
@@ -142,6 +142,21 @@ def test_prices_build_no_kernel(causal: tuple[Derived, Compiled], monkeypatch: p
     price = specialize_warps.pricing(derived, compiled, {**compiled.extents, "i": 4096, "j": 4096})
     found = ranked(price.facts, price.outlook)
     assert found.faster() and [seconds for seconds, _ in found.priced] == sorted(s for s, _ in found.priced)
+
+
+def test_roles_that_do_not_hold_together_are_left_out_with_the_reason(
+    causal: tuple[Derived, Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the search: the kernel has a form without roles, which calls run."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise TileError("kernel 'kernel': two rings of one name among Q")
+
+    monkeypatch.setattr(specialize_warps, "in_roles", broken)
+    derived, compiled = replace(causal[0], specialized={}, unsuited={}), causal[1]
+    asked = Asked(compiled.extents, compiled.dtypes, compiled.device)
+    chosen, made = specialize_warps.specialized(derived, asked, compiled.chosen, compiled.tile)
+    assert made is None and "a fault of eqfuse: kernel 'kernel': two rings of one name" in chosen.plan.code
 
 
 def test_loops_that_promise_nothing_of_what_is_masked_are_not_cut() -> None:
