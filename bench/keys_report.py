@@ -2,7 +2,7 @@
 
 Each program is called as a user does it; keys are uniform, or `skewed`: a quarter of all positions have one key. Sorting is part of each
 call. torch adds to a tensor of zeros wherever that is (`index_add`, `scatter_reduce`), or runs the operator that it has. Errors are against
-float64, relative to the greatest value.
+float64, relative to the greatest value. The bits of repeated calls on skewed keys are compared.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ COLUMNS = (
     Column("torch, ms", lambda row: f"{row['torch_ms']:.3g}"),
     Column("torch / ms", lambda row: f"{row['torch_ms'] / row['ms']:.2f}"),
     Column("error", lambda row: f"{row['error']:.1e}"),
+    Column("same bits", lambda row: f"{row['same']} of {RUNS}"),
 )
 MOST_RATIO, MOST_ERROR = 2.5, 1e-4
+RUNS = 100
+"""Calls whose bits are compared."""
 GROUPS = 16
 """Values of the key of "sums by two keys" that is no node."""
 
@@ -142,10 +145,12 @@ PROGRAMS: dict[str, ByKey] = {
 
 
 def run(options: Options, report: Report) -> None:
-    """Failures: a program that does not run, or is wrong."""
+    """Failures: a program that does not run, is wrong, or has other bits in another call."""
     for name in chosen_names(options.only, tuple(PROGRAMS)):
         with recorded(report.failing(name)):
-            report.add(row_of(name, PROGRAMS[name], options))
+            report.add(row := row_of(name, PROGRAMS[name], options))
+            if row["same"] < RUNS:
+                report.failures.append(f"{name}: {RUNS - row['same']} of {RUNS} calls gave other bits")
     summarise(report, "twice the positions", MOST_RATIO, MOST_ERROR)
 
 
@@ -191,6 +196,9 @@ def row_of(name: str, of: ByKey, options: Options) -> dict[str, Any]:
         calls["ms"](others[0])
         row[what] = in_turn({"ms": calls["ms"]}, others, options.device)["ms"]
     row["longer"] /= row["ms"]
+    values = drawn(positions, skewed=True)
+    first = calls["ms"](values)
+    row["same"] = sum(torch.equal(first, calls["ms"](values)) for _ in range(RUNS))
     values = drawn(positions)
     wide = {n: t.double() if t.is_floating_point() else t for n, t in values.items()}
     exact, found = of.torch(wide, keys), calls["ms"](values)

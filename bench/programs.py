@@ -780,7 +780,9 @@ class _Writer:
 
     def _line_looked_up(self, scope: frozenset[str]) -> Value:
         """An earlier line at positions that a tensor says along one of its axes."""
-        sized = "".join(line.value.text for line in self.definitions)  # a size has no meaning at other positions
+        sized = "".join(
+            line.value.text for line in self.definitions
+        )  # a size has no meaning at other positions
         lines = [d for d in self.definitions if d.axes and not d.is_truth and f"N({d.axes[0]})" not in sized]
         line = self.one_of(lines) if lines else None
         rest = None if line is None else self._at(line.axes[1:], scope)

@@ -353,6 +353,18 @@ def test_calls_are_sorted_where_that_takes_less(name: str, rng: np.random.Genera
     assert "sorted positions" not in str(kernel.certificate)
 
 
+@pytest.mark.parametrize("native", ["off", "wait"])
+def test_calls_with_one_key_give_the_same_bits(rng: np.random.Generator, native: Any) -> None:
+    """Nine of ten positions have one key, and what is added up does not depend on who is first."""
+    kernel = eq.compile(CALLS["embedding"][0], target="cpu", native=native)
+    ids = torch.from_numpy(np.where(rng.random(20_000) < 0.9, 7, _keys(20_000, most=4000, rng=rng)))
+    values = {"ids": ids, "x": torch.randn(20_000, 8), "sizes": {"v": 4000}}
+    first = kernel(**values)
+    assert "sorted positions" in str(kernel.certificate)
+    assert all(torch.equal(first, kernel(**values)) for _ in range(5))
+    _agrees(first, kernel, values)
+
+
 def test_explanations_say_what_is_sorted(rng: np.random.Generator) -> None:
     kernel, values = _large("embedding", rng)
     kernel(**values)
