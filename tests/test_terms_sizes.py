@@ -193,6 +193,16 @@ ERRORS = [
 ]
 
 
+def test_a_condition_keeps_inside_what_is_behind_a_multiple_of_an_axis() -> None:
+    source = "H: f32[k2]\ny[k] = where(k + 1 < N(k), H[k + 1 + N(k)], 0) * z[k]"
+    shapes = {"H": (10,), "z": (5,)}
+    assert bind(parse(source), shapes)["k"] == 5
+    with pytest.raises(BindError, match="reads positions"):
+        bind(parse(source), {"H": (9,), "z": (5,)})
+    with pytest.raises(BindError, match="reads positions 6 to 10"):
+        bind(parse("H: f32[k2]\ny[k] = H[k + 1 + N(k)] * z[k]"), shapes)
+
+
 def test_division_by_zero_is_refused() -> None:
     with pytest.raises(BindError) as caught:
         bind(parse(GQA), SHAPES, None, {"g": 0, "scale": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
@@ -173,8 +174,10 @@ def reads_beyond(outputs: tuple[Output, ...], domains: tuple[tuple[str, str], ..
             if ahead is None:
                 continue
             read = Beyond(load, dimension, *ahead)
-            if read.is_past_the_end or not any(tells(guard.condition, read.axis) for guard in guards):
+            if not any(tells(guard.condition, read.axis) for guard in guards):
                 found[read] = None
+            elif read.is_past_the_end:  # a condition may keep the offset inside, and not the multiple
+                found[replace(read, offset=0)] = None
     return tuple(found)
 
 
