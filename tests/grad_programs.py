@@ -143,6 +143,12 @@ CASES: Mapping[str, Case] = {
     "weighted": Case("y[i] = softmax_weighted[j](x[i,j], v[j])", ("x", "v")),
     "std": Case("y[i] = std[j](x[i,j])", X),
     "a state variable": Case("y[i] = argmax.v[j](x[i,j], j) * 3", X),
+    "two gathers": Case(
+        "a: i64[t]\nb: i64[t]\ny[t,d] = E[a[t],b[t],d] * w[t]",
+        ("E", "w"),
+        sizes={"t": 11, "d": 3, "E0": 4, "E1": 3},
+        below={"a": 4, "b": 3},
+    ),
     "segments": Case(
         "y[s,d] = sum[j](where((o[s] <= j) & (j < o[s+1]), x[j,d] * S[s], 0))",
         ("x", "S"),

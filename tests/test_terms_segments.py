@@ -353,6 +353,7 @@ def test_calls_are_sorted_where_that_takes_less(name: str, rng: np.random.Genera
     assert "sorted positions" not in str(kernel.certificate)
 
 
+@pytest.mark.slow(but=["off"])
 @pytest.mark.parametrize("native", ["off", "wait"])
 def test_calls_with_one_key_give_the_same_bits(rng: np.random.Generator, native: Any) -> None:
     """Nine of ten positions have one key, and what is added up does not depend on who is first."""
