@@ -113,8 +113,8 @@ class _Plan:
             except Unsuited as why:
                 derived.specialized[key] = Unsuited(str(why), at_every_size=True)
             except TileError as fault:
-                why = f"its roles do not hold together, a fault of eqfuse: {fault.message}"
-                derived.specialized[key] = Unsuited(why, at_every_size=True)
+                reason = f"its roles do not hold together, a fault of eqfuse: {fault.message}"
+                derived.specialized[key] = Unsuited(reason, at_every_size=True)
         found = derived.specialized[key]
         if isinstance(found, Unsuited):
             raise found
