@@ -329,7 +329,8 @@ class Segments:
     @property
     def _gone(self) -> frozenset[str]:
         """Axes that only the source has."""
-        return frozenset(sized_axes(self.source)) - frozenset(sized_axes(self.program))
+        kept = frozenset(sized_axes(self.program)).union(self.program.domains.values())
+        return frozenset(sized_axes(self.source)) - kept
 
     def fits(self, extents: Mapping[str, int]) -> bool:
         """Whether positions and segments have room in 32 bits."""
@@ -440,7 +441,7 @@ def segments(program: Program) -> Segments | None:
 
 
 class _Sorting:
-    """Rewrites expressions of a program. `sorts` are those that were needed, `domains` the copies of their positions."""
+    """Rewrites expressions of a program. `sorts` are those that were needed, `domains` the copies of their positions and of axes."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -617,7 +618,7 @@ class _Sorting:
 
     def _base(self, axis: str) -> str:
         """The first axis of the same extent as this one, so that positions along both have one order."""
-        own = self.program.domains.get(axis, axis)
+        own = {**self.program.domains, **self.domains}.get(axis, axis)
         extent = self._extents.get(own, own)
         return own if isinstance(extent, int) else self._first.setdefault(extent, own)
 
