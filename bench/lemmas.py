@@ -256,6 +256,8 @@ class Statement:
                 return [("=", s, total), ("=", n, weights)]
             case "both", [q, r, s]:
                 return [("=", q, ("and", r, s))]
+            case "either", [q, r, s]:
+                return [("=", q, ("or", r, s)), ("not", ("and", r, s))]
             case "vanishes_with", [n, m]:
                 return [("=>", ("=", n, "0.0"), ("=", m, "0.0"))]
         raise NoLemma(f"'{name}' speaks of infinities, masks or a bound that is not named")

@@ -10,6 +10,7 @@ from eqfuse.proof.elaborate import reading
 from eqfuse.proof.positions import AxisNames, computed_load, conjuncts, selects, selects_computed
 from eqfuse.proof.syntax import Term, term
 from eqfuse.proof.totals import totals
+from eqfuse.proof.windows import is_either
 from eqfuse.terms.parser import parse
 
 INTEGERS, SCALARS = ("ids", "n"), ("n", "x")
@@ -20,6 +21,8 @@ RIGHT = [
     ("k == 2", "w[k, j] + N(k)", "2 < N(k)", "w[2, j] + N(k)"),
     ("k == n", "w[k, j]", "0 <= n and n < N(k)", "w[n, j]"),
     ("k == i - 1", "exp(w[k, j])", "0 <= i - 1 and i - 1 < N(k)", "exp(w[i - 1, j])"),
+    ("k == i + 1", "exp(k - i) * w[k, j]", "0 <= i + 1 and i + 1 < N(k)", "exp(i + 1 - i) * w[i + 1, j]"),
+    ("k == N(k) - 1", "w[k, j]", "0 <= N(k) - 1 and N(k) - 1 < N(k)", "w[N(k) - 1, j]"),
     (
         "k == 2 * i % 3",
         "sum[k](w[k, j]) * k",
@@ -42,6 +45,8 @@ WRONG = [
     ("k == i", "w[k, j] * a[k]", "i < N(k)", "w[i + 0, j] * a[k]"),  # read elsewhere
     ("k == i", "w[k, j]", "i < N(k)", "v[i + 0, j]"),
     ("k == i", "w[k, j] + N(k)", "i < N(k)", "w[i + 0, j] + N(i)"),
+    ("k == i + 1", "exp(k) * w[k, j]", "0 <= i + 1 and i + 1 < N(k)", "exp(i + 2) * w[i + 1, j]"),
+    ("k == i + 1", "exp(k) * w[k, j]", "0 <= i + 1 and i + 1 < N(k)", "exp(i) * w[i + 1, j]"),
     ("k == i", "sum[i](w[k, i])", "i < N(k)", "sum[i](w[i + 0, i])"),  # bound by the sum
 ]
 
@@ -70,6 +75,42 @@ def test_conditions_are_compared_one_by_one() -> None:
     assert conjuncts("a < 1 and (b < 2 and c < 3)") == conjuncts("a < 1 and b < 2") + conjuncts("c < 3")
     assert conjuncts("a < 1 and b < 2") != conjuncts("b < 2 and a < 1")
     assert len(conjuncts("a < 1 or b < 2")) == 1
+
+
+EITHER = [
+    ("abs(i - k) <= 1", "k == i - 1", "i <= k and k <= i + 1"),
+    ("abs(i - k) <= 1", "i <= k and k <= i + 1", "k == i - 1"),
+    ("i - 1 <= k and k < i + 2", "k + 1 == i", "i < k + 1 and k - 2 < i"),
+    ("2 * i <= k and 2 * i + 2 > k", "k == 2 * i", "k == 2 * i + 1"),
+    ("-1 <= k - N(k) + i and k - N(k) + i <= 0", "k == N(k) - i - 1", "k == N(k) - i"),
+    ("i <= k and k <= i + 4 and k <= i + 2", "i <= k and k <= i + 1", "k == i + 2"),
+]
+NOT_EITHER = [
+    ("abs(i - k) <= 1", "k == i - 1", "i < k and k <= i + 1"),  # without one
+    ("abs(i - k) <= 1", "k == i - 1", "i - 1 <= k and k <= i + 1"),  # one of them twice
+    ("abs(i - k) <= 1", "k == i - 1", "i <= k and k <= i + 2"),  # more of them
+    ("abs(i - k) < 1", "k == i - 1", "i <= k and k <= i + 1"),
+    ("abs(i - k) <= 1", "k == i - 1", "i <= k"),
+    ("i <= k", "k == i", "i < k"),  # no window
+    ("abs(i - k) <= 1", "j == i - 1", "i <= k and k <= i + 1"),  # of another axis
+    ("abs(i - k) <= 1.5", "k == i - 1", "i <= k and k <= i + 1"),
+    ("abs(i * k) <= 1", "i * k == -1", "0 <= i * k and i * k <= 1"),
+    ("abs(n - k) <= 1", "k == n - 1", "n <= k and k <= n + 1"),  # may be the least integer
+    ("abs(ids[i] - k) <= 1", "k == ids[i] - 1", "ids[i] <= k and k <= ids[i] + 1"),
+    ("i - 1 <= k or k < i + 2", "k == i - 1", "i <= k and k < i + 2"),
+    ("i <= k and k <= i + 1 and j < 3", "k == i", "k == i + 1"),
+    ("i <= k and k < i", "k == i", "k == i - 1"),  # none
+]
+
+
+@pytest.mark.parametrize("case", EITHER, ids=lambda case: " | ".join(case))
+def test_a_window_is_one_part_or_the_other(case: tuple[str, str, str]) -> None:
+    assert is_either(*case, set("ijk").__contains__)
+
+
+@pytest.mark.parametrize("case", NOT_EITHER, ids=lambda case: " | ".join(case))
+def test_other_masks_are_no_two_parts(case: tuple[str, str, str]) -> None:
+    assert not is_either(*case, set("ijk").__contains__)
 
 
 SUMS = [

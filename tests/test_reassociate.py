@@ -59,6 +59,21 @@ CHOSEN = {
     "y[i] = sum[k](-sum[j](a[i,j] * b[j,k]) * c[k])": "-sum[j](a[i, j] * sum[k](b[j, k] * c[k]))",
     "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * c[k] * t)": "sum[j](a[i, j] * sum[k](b[j, k] * (c[k] * t)))",
 }
+BAND = "y[i,e] = sum[j](where((j <= i + 1) & (i <= j + 1), t[i,j], 0) * b[j,e])"
+WINDOWS = {
+    BAND: "where(0 <= i - 1 and i - 1 < N(j), t[i, i - 1] * b[i - 1, e], 0) + where(i < N(j), t[i, i + 0] * b[i + 0, e], 0) "
+    "+ where(0 <= i + 1 and i + 1 < N(j), t[i, i + 1] * b[i + 1, e], 0)",
+    "i: axis[j]\ny[i] = mean[j](where(abs(2 * i - j) < 2, x[j], 0))": "(where(0 <= 2 * i - 1 and 2 * i - 1 < N(j), x[2 * i - 1], 0) "
+    "+ where(0 <= 2 * i and 2 * i < N(j), x[2 * i], 0) + where(0 <= 2 * i + 1 and 2 * i + 1 < N(j), x[2 * i + 1], 0)) / N(j)",
+    "y = sum[j](sum[i](where(abs(i - j) <= 1, a[i,j], 0)))": "sum[j](where(0 <= j - 1 and j - 1 < N(i), a[j - 1, j], 0) + "
+    "where(j < N(i), a[j + 0, j], 0) + where(0 <= j + 1 and j + 1 < N(i), a[j + 1, j], 0))",
+    "y[i] = sum[j](where((i < 40) & (j >= N(j) - i - 2), where(j < N(j) - i, x[j] - 0.5, 0), 0))": "where(0 <= N(j) - i - 2 and "
+    "N(j) - i - 2 < N(j), where(i < 40, x[N(j) - i - 2] - 0.5, 0), 0) + where(0 <= N(j) - i - 1 and N(j) - i - 1 < N(j), "
+    "where(i < 40, x[N(j) - i - 1] - 0.5, 0), 0)",
+    "i: axis[j]\ny[i] = sum[j](where((j <= i) & (i < j + 2), exp(j - i) * x[j], 0))": "where(0 <= i - 1 and i - 1 < N(j), exp(i - 1 - i) * "
+    "x[i - 1], 0) + exp(i - i) * x[i]",
+}
+"""Sums over a few positions next to each other, which are read at each of them."""
 POSITIONS = {
     "y = sum[j](j)": "N(j) * (N(j) - 1) // 2",
     "y[i] = sum[j](x[i] * j * j)": "x[i] * (N(j) * (N(j) - 1) // 2 * (2 * N(j) - 1) // 3)",
@@ -183,6 +198,56 @@ def test_the_position_of_an_axis_of_the_same_extent_is_read_as_it_is(text: str, 
     torch.testing.assert_close(kernel(**given), want.float(), rtol=1e-4, atol=1e-3)
     verdict = kernel.derivation.check(text)
     assert verdict, verdict.why
+
+
+@pytest.mark.parametrize("text", WINDOWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
+def test_a_window_of_a_few_positions_is_read_at_each(text: str, dtype: torch.dtype) -> None:
+    (output,) = outputs_of(text, i=512, j=512)
+    assert show(output.expr) == WINDOWS[text]
+    program = parse(text)
+    sizes = {axis: SHORT.get(axis, 512) for axis in sized_axes(program) if axis not in program.domains}
+    kernel = eq.compile(text, target="cpu", native="off", sizes=sizes)
+    free = sizes.keys() - {axis for tensor in program.tensors for axis in tensor.axes}
+    for i, j in ((512, 512), (5, 4), (1, 1), (3, 9), (9, 3), (0, 2), (2, 0)):
+        own = {"i": i, "j": j, "e": 3}
+        # Every second element, infinite where no mask leaves it.
+        given = {t.name: torch.randn([2 * own[a or ""] for a in t.axes]).to(dtype) for t in program.tensors}
+        given = {name: data[(slice(None, None, 2),) * data.ndim] for name, data in given.items()}
+        if "t" in given and i > 5 and j > 5:
+            given["t"][0, 3:], given["t"][4, :2] = float("inf"), float("nan")
+        known = {"sizes": {axis: own[axis] for axis in free}}
+        exact = {name: data.double() for name, data in given.items()}
+        want = torch.as_tensor(np.asarray(eq.reference(text)(**exact, **known)))
+        got = kernel(**given, **known)
+        close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-3, "atol": 2e-3}
+        torch.testing.assert_close(got.double(), want.double(), equal_nan=True, **close)
+        assert i < 512 or kernel.plan.order
+    verdict = kernel.derivation.check(text)
+    assert verdict, verdict.why
+    assert "mask-either" in kernel.derivation.rules and not kernel.derivation.proof.gaps
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[i] = sum[j](where(abs(i - j) <= 5, x[i,j], 0))",  # more positions
+        "y[i] = sum[j](where(abs(i - p[i] - j) <= 1, x[i,j], 0))",  # near the ends of its dtype it may be moved beyond them
+        "y[i] = sum[j](where(abs(i - j) <= s, x[i,j], 0))",
+        "y[i] = sum[j](where(abs(i - 2 * j) <= 3, x[i,j], 0))",
+        "y[i] = sum[j](where(abs(i - j) <= 1.5, x[i,j], 0))",
+        "y[i] = sum[j](where((j <= i) & (i <= j + 1), x[i,j], 1))",
+        "y[i] = max[j](where(abs(i - j) <= 1, x[i,j], -inf))",
+        "y[i] = sum[j](where((j <= i) | (i <= j + 1), x[i,j], 0))",
+    ],
+)
+def test_other_masks_leave_no_such_window(text: str) -> None:
+    assert not outputs_of(text, i=512, j=512)
+
+
+def test_a_window_of_most_of_its_axis_stays() -> None:
+    text = "y[i] = sum[j](where(abs(i - j) <= 2, x[i,j], 0))"
+    assert outputs_of(text, i=512, j=10) and not outputs_of(text, i=512, j=9)
 
 
 TWICE = {
@@ -520,7 +585,7 @@ def _mutants(expr: Expr) -> Iterator[Expr]:
 
 WRONG = [
     (text, place)
-    for text in (MEAN, CHAIN, LOW_RANK, BIAS, ONE_HOT, PART, TWO_SUMS)
+    for text in (MEAN, CHAIN, LOW_RANK, BIAS, ONE_HOT, PART, TWO_SUMS, BAND)
     for place, _ in enumerate(_mutants(outputs_of(text)[0].expr))
 ]
 

@@ -164,6 +164,8 @@ REASSOCIATED = (
     "y[i] = sum[j](where(j <= i, x[i] * z[i], 0))",
     "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * sum[j](c[j] * d[j,k]))",
     "i: axis[j]\ny[i,e] = sum[j](where(i == j, d[i], 0) * b[j,e])",
+    "y[i,e] = sum[j](where(abs(i - j) <= 1, a[i,j], 0) * b[j,e])",
+    "y[i] = sum[k](sum[j](where(j < 99, a[i,j], 0) * where(j < 99, b[j,k], 0)) * c[k])",
 )
 """Programs whose sums and products have a cheaper order."""
 

@@ -137,6 +137,10 @@ class World:
             match name, names:
                 case "both", [both, *others]:
                     self.values[both] = self._applied("minimum", list(map(self.variable, others)))
+                case "either", [either, one, other]:
+                    apart = [self.variable(other), self.domain.call("neg", [self.variable(one)])]
+                    self.values[other] = self._applied("minimum", apart)
+                    self.values[either] = self._applied("maximum", [self.variable(one), self.values[other]])
                 case "totals", [value, total, axis]:
                     self.values[total] = self._reduced("sum", axis, self.variable(value))
                 case ("selects", [mask, value, *_, read, axis]) | ("selects_one", [mask, value, read, axis]):
@@ -380,6 +384,9 @@ class World:
                     return _agree(total, sums[0]) & _agree(count, sums[1])
                 case "both", [mask, one, other]:
                     return _every((mask > 0) == ((one > 0) & (other > 0)))
+                case "either", [mask, one, other]:
+                    is_apart = ~((one > 0) & (other > 0))
+                    return _every(is_apart & ((mask > 0) == ((one > 0) | (other > 0))))
                 case "selects", [mask, value, inside, read]:
                     count = np.sum(mask > 0, along, keepdims=True)
                     return _every((count == (inside > 0)) & (~(mask > 0) | _close(value, read)))

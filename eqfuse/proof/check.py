@@ -16,6 +16,7 @@ from eqfuse.proof.nodes import Chain, Differ, Equal, Fact, Holds, Inference, Pre
 from eqfuse.proof.positions import AxisNames, conjuncts, selects, selects_computed
 from eqfuse.proof.syntax import Term, instance, number, replaced_at, subterm, term, walk, word_instance
 from eqfuse.proof.totals import totals
+from eqfuse.proof.windows import is_either
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.constructors import HEADS
 from eqfuse.rules.relations import RELATIONS
@@ -224,6 +225,12 @@ class Ground:
                 Term(head="Leaf", words=(other,)),
             ):
                 return conjuncts(text) == conjuncts(one) + conjuncts(other)
+            case "either", (
+                Term(head="Leaf", words=(text,)),
+                Term(head="Leaf", words=(one,)),
+                Term(head="Leaf", words=(other,)),
+            ):
+                return is_either(text, one, other, lambda name: self.axes.extent(name) is not None)
             case "selects", (
                 Term(head="Leaf", words=(text,)),
                 Term() as value,

@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import islice, permutations
 
 from eqfuse.names import Names
-from eqfuse.proof.elaborate import AT, expression_of, free_names, reading
+from eqfuse.proof.elaborate import AT, axes_in, expression_of, free_names, reading
 from eqfuse.proof.syntax import Term, number, term, walk
 from eqfuse.terms.folds import PAIR, fold_of, is_ranked
 from eqfuse.terms.nodes import Program
@@ -48,7 +48,7 @@ def selects(
             pass
         case _:
             return False
-    if axis in _names(at) or not _is_integer(at, integers, scalars):
+    if axis in axes_in(ast.unparse(at)) or not _is_integer(at, integers, scalars):
         return False
     wanted = f"{ast.unparse(at)} < N({axis})"
     match at:
@@ -201,6 +201,25 @@ def _names(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
+def _says(value: Term, node: ast.expr) -> bool:
+    """Whether a term is an index, whose sums and products it may look into."""
+    match value, node:
+        case Term(head="Leaf", words=(text,)), _:
+            return ast.dump(parsed(text)) == ast.dump(node)
+        case Term(head="Num", words=(text,)), ast.Constant(int(number)):
+            return float(text) == number
+        case Term(head="Neg", args=(inner,)), ast.UnaryOp(ast.USub(), of):
+            return _says(inner, of)
+        case Term(head="Add", args=(one, Term(head="Neg", args=(other,)))), ast.BinOp(left, ast.Sub(), right):
+            return _says(one, left) and _says(other, right)
+        case (Term(head="Add", args=(one, other)), ast.BinOp(left, ast.Add(), right)) | (
+            Term(head="Mul", args=(one, other)),
+            ast.BinOp(left, ast.Mult(), right),
+        ):
+            return _says(one, left) and _says(other, right)
+    return False
+
+
 class _Captured(Exception):
     """A reduction would bind an axis of a position, or make a list along what is no axis."""
 
@@ -219,6 +238,8 @@ class _Moved(ast.NodeTransformer):
         if self._axis not in free_names(value, {}):
             return value is read
         match value.head, value.words:
+            case "Leaf", (text,) if text == self._axis and not self._is_name:
+                found = _says(read, self._at)
             case "Leaf", (text,):
                 found = read.head == "Leaf" and self._leaf(text, read.words[0])
             case "Red", (_, bound, _) if bound in self._free:

@@ -3,8 +3,10 @@
 
 The normal form of a term that is made of sums, products, negations and masks is a sum of terms, each a product under masks, summed
 over its axes, perhaps negated: axes, masks, factors and terms in an order of their own. An axis of which a mask selects one position is
-read there, and summed no more; a sum over positions alone is its closed form. Where an order has other names for axes, each axis that a
-term sums over has the first name of its extent that is free, in the order that gives the least term. What such a term is not made of is a factor, in which the terms are brought to normal form first.
+read there, and summed no more; a sum over positions alone is its closed form. Where the forms differ otherwise, a window of an axis that
+masks leave is divided into its positions in both. Where an order has other names for axes, each axis that a term sums over has the first
+name of its extent that is free, in the order that gives the least term. What such a term is not made of is a factor, in which the terms
+are brought to normal form first.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.closed_forms import total
 from eqfuse.rules.constructors import CONSTRUCTORS
 from eqfuse.rules.reassociate import position_of
+from eqfuse.rules.windows import window
 from eqfuse.terms.integers import in_short
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Scalar, call, free_axes, substitute_axes
 
@@ -51,19 +54,22 @@ def reordered(
     if start is goal:
         return ()
     is_renamed = not _bound(goal) <= _bound(start)
-    there, back = (_Path(each, dict(leaves), dtypes, names, computed, is_renamed) for each in (start, goal))
-    for path in (there, back):
-        path.normalise(())
-    if there.is_renamed or back.is_renamed:
+    for opens in (False, True):
+        there, back = (
+            _Path(each, dict(leaves), dtypes, names, computed, is_renamed, opens) for each in (start, goal)
+        )
         for path in (there, back):
-            path.name(())
             path.normalise(())
-    if there.root is not back.root:
-        raise Unproved("sums of products of other factors")
-    return (
-        *there.steps,
-        *(replace(s, forward=not s.forward, before=s.after, after=s.before) for s in reversed(back.steps)),
-    )
+        if there.is_renamed or back.is_renamed:
+            for path in (there, back):
+                path.name(())
+                path.normalise(())
+        if there.root is back.root:
+            turned = (
+                replace(s, forward=not s.forward, before=s.after, after=s.before) for s in back.steps[::-1]
+            )
+            return (*there.steps, *turned)
+    raise Unproved("sums of products of other factors")
 
 
 class _Path:
@@ -77,8 +83,10 @@ class _Path:
         names: AxisNames,
         computed: Mapping[Term, Expr],
         is_renamed: bool,
+        opens: bool,
     ) -> None:
-        self.root = root
+        """Where it `opens` windows, they are divided into their positions."""
+        self.root, self._opens = root, opens
         self._leaves, self._dtypes = leaves, dtypes
         self._names, self._computed, self.is_renamed = names, computed, is_renamed
         self.steps: list[Step] = []
@@ -159,6 +167,8 @@ class _Path:
                 self.top(at)
             case "Red", ("sum", axis, _), _ if (depth := self._selecting(at, axis)) is not None:
                 self._select(at, axis, depth)
+            case "Red", ("sum", axis, _), _ if self._opens and self._divide(at, axis):
+                self.normalise(at)
             case "Red", ("sum", axis, _), _ if (made := self._total(at, axis)) is not None:
                 self._close(at, *made)
             case "Red", ("sum", axis, _), (Term(head="Red", words=("sum", inner, _)),) if inner < axis:
@@ -276,6 +286,32 @@ class _Path:
         for level in reversed(range(len(at), len(place))):
             self.top(place[:level])
 
+    def _divide(self, at: Position, axis: str) -> bool:
+        """Divides the masks under sums that leave a window of an axis, if there are such."""
+        here, place, conditions = subterm(self.root, at), at, list[Expr]()
+        while _is_sum(here):
+            here, place = here.args[0], (*place, 0)
+        while _is_mask(here) and here.args[0].head == "Leaf" and here.args[0].words[0] in self._leaves:
+            conditions.append(self._leaves[here.args[0].words[0]])
+            here = here.args[1]
+        found = window(conditions, axis)
+        if found is None:
+            return False
+        for goal, own in enumerate(found.places):  # next to each other, outermost
+            for level in reversed(range(goal, own)):
+                self.step("commute-masks", (*place, *(1,) * level))
+        mask = conditions[found.places[0]]
+        for own in found.places[1:]:
+            both = call("and", mask, conditions[own])
+            self.step("mask-both", place, forward=False, q=self._leaf(both))
+            mask = both
+        rest = place
+        for at_one in range(found.width - 1):
+            one, others = self._leaf(found.is_at(at_one)), self._leaf(found.since(at_one + 1))
+            self.step("mask-either", rest, r=one, s=others)
+            rest = (*rest, 1)
+        return True
+
     def _inside_of(self, mask: Term, inside: Expr) -> Term:
         """Whether a position is one of an axis: a leaf, but for one that a reduction finds."""
         if mask.head == "Leaf":
@@ -375,6 +411,9 @@ class _Path:
     def _moved(self, value: Term, places: Mapping[str, Expr]) -> Term:
         """A term at other positions. Raises Unproved where a sum would bind an axis of theirs."""
         if value.head == "Leaf" and value.words[0] in self._leaves:
+            match self._leaves[value.words[0]]:
+                case Axis(name) if name in places:
+                    return reading(places[name], leaves=self._leaves)
             try:
                 return self._leaf(substitute_axes(self._leaves[value.words[0]], places))
             except ValueError as error:

@@ -13,7 +13,8 @@ The absolute values of all terms are summed in each order alike, so that the bou
 alone (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2).
 
 A sum over an axis of which a mask selects one position is what is read there: `sum[k](where(k == ids[i], w[k,j], 0))` is `w[ids[i],j]`
-where that position is one of the axis, and 0 elsewhere. A sum over positions alone has a closed form (`rules/closed_forms.py`).
+where that position is one of the axis, and 0 elsewhere. One of which masks leave a few positions next to each other is read at each of
+them (`rules/windows.py`). A sum over positions alone has a closed form (`rules/closed_forms.py`).
 
 A name that sums bind at several places of a block stands for several axes: all but one are given other names of the same extent
 (`with_copies`), under which their sums commute too: `sum[k](sq(sum[j](a[j] * b[j,k])))` is one over `j` and `j_1`.
@@ -34,6 +35,7 @@ from types import MappingProxyType
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.names import Names
 from eqfuse.rules.closed_forms import MOST_POSITIONS, conjuncts, total
+from eqfuse.rules.windows import MOST_WIDTH, Window, window
 from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import (
@@ -102,7 +104,8 @@ def is_reassociable(program: Program) -> bool:
                     _sums_inside(body)
                     or (is_free and any(_square(f) is not None for f in block_of(node).factors))
                     or any(_compared(part, axis) for part in walk(body))
-                    or _total(block_of(node), axis, dtypes) is not None
+                    or _total(block := block_of(node), axis, dtypes) is not None
+                    or windowed(block, axis) is not None
                 )
             case Call("add" | "sub", (left, right)):
                 return _sums_inside(left) and _sums_inside(right)
@@ -426,8 +429,12 @@ def _is_of_positions(condition: Expr) -> bool:
 
 
 def _times(left: Expr, right: Expr) -> Expr:
-    """A product, under the mask of a factor that compares positions."""
+    """A product, under the mask of both factors, or of one that compares positions."""
     match left, right:
+        case Call("where", (one, a, zero)), Call("where", (other, b, none)) if (
+            one == other and _is_number(zero, 0) and _is_number(none, 0)
+        ):
+            return call("where", one, _times(a, b), zero)
         case Call("where", (condition, value, zero)), _ if _is_of_positions(condition) and _is_number(
             zero, 0
         ):
@@ -514,6 +521,22 @@ def closed(
     return block
 
 
+def windowed(block: Block, axis: str) -> tuple[Window, Block] | None:
+    """The few positions of an axis that the masks of a block leave, and the block without these masks; None where they leave others."""
+    parts = [_masks_of(factor) for factor in block.factors]
+    masks = [mask for own, _ in parts for mask in own]
+    found = window(masks, axis) if axis not in rank_axes(*block.factors) else None
+    if found is None:
+        return None
+    left: list[Expr] = []
+    first = 0
+    for factor, (own, value) in zip(block.factors, parts, strict=True):
+        others = [mask for place, mask in enumerate(own, first) if place not in found.places]
+        left.append(factor if len(others) == len(own) else _masked(others, value))
+        first += len(own)
+    return found, replace(block, factors=tuple(left))
+
+
 def _total(
     block: Block, axis: str, dtypes: Mapping[str, str], same: Extents = MappingProxyType({})
 ) -> Expr | None:
@@ -537,17 +560,26 @@ def _selection(
     factor: Expr, axis: str, dtypes: Mapping[str, str], same: Extents
 ) -> tuple[Expr, Expr, tuple[Expr, ...]] | None:
     """Of a mask that selects one position of an axis: where that is, whether it is one of the axis, and what is left of the factor."""
-    conditions: list[Expr] = []
-    value = factor
-    while isinstance(value, Call) and value.fn == "where" and _is_number(value.args[2], 0):
-        condition, value, _ = value.args
-        conditions += conjuncts(condition)
+    conditions, value = _masks_of(factor)
     for place, each in enumerate(conditions):
         if (found := position_of(each, axis, dtypes, same)) is not None:
-            others = [*conditions[:place], *conditions[place + 1 :]]
-            rest = call("where", reduce(partial(call, "and"), others), value, Const(0)) if others else value
+            rest = _masked([*conditions[:place], *conditions[place + 1 :]], value)
             return *found, () if _is_number(rest, 1) else (rest,)
     return None
+
+
+def _masks_of(factor: Expr) -> tuple[list[Expr], Expr]:
+    """The conditions outside of which a factor is 0, and what it is inside of them."""
+    conditions: list[Expr] = []
+    while isinstance(factor, Call) and factor.fn == "where" and _is_number(factor.args[2], 0):
+        condition, factor, _ = factor.args
+        conditions += conjuncts(condition)
+    return conditions, factor
+
+
+def _masked(conditions: Sequence[Expr], value: Expr) -> Expr:
+    """A value where all conditions hold, and 0 elsewhere."""
+    return call("where", reduce(partial(call, "and"), conditions), value, Const(0)) if conditions else value
 
 
 def _is_number(expr: Expr, number: int) -> bool:
@@ -721,13 +753,18 @@ class Orders:
             rest = [(sign, self.best(part)) for n, (sign, part) in enumerate(terms) if n not in (one, other)]
             yield total_of([(is_added, made), *rest])
 
-    def _orders(self, block: Block, terms: int) -> Iterator[Expr]:
-        """Other orders of a block."""
+    def _orders(self, block: Block, terms: int, reads: int = MOST_WIDTH) -> Iterator[Expr]:
+        """Other orders of a block: a factor of up to `terms` terms is multiplied out, windows of up to `reads` positions are read at each."""
         same = self._same or {}
         block = closed(selected(block, self._dtypes, self._copies, same), self._extents, self._dtypes, same)
         factors = tuple(map(self.best, block.factors))
         if 0 < len(factors) <= MOST_FACTORS:
             yield from self.contracted(replace(block, factors=factors))
+        for axis in reversed(block.axes):  # inner sums first, as proofs do
+            if (few := windowed(block, axis)) is not None and few[0].width <= min(
+                reads, self._extents[axis] // 2
+            ):
+                yield from self._read_at_each(*few, terms, reads // few[0].width)
         for place, factor in enumerate(block.factors):
             if self._is_free and (square := _square(factor)) is not None:
                 yield from self._orders(self._opened(block, place, call("mul", square, square)), terms)
@@ -736,6 +773,15 @@ class Orders:
                 made = self._multiplied_out(block, place, parts, terms - len(parts) + 1)
                 if made is not None:
                     yield made
+
+    def _read_at_each(self, few: Window, block: Block, terms: int, reads: int) -> Iterator[Expr]:
+        """A sum over a few positions of an axis, as one term for each of them; nothing where a term has too many factors."""
+        masks = (call("where", few.is_at(number), Const(1), Const(0)) for number in range(few.width))
+        parts = [replace(block, factors=(mask, *block.factors)) for mask in masks]
+        made = [min(self._orders(part, terms, reads), key=self.cost, default=None) for part in parts]
+        known = [(True, each) for each in made if each is not None]
+        if len(known) == few.width:
+            yield total_of(known)
 
     def _multiplied_out(
         self, block: Block, place: int, parts: Sequence[tuple[bool, Expr]], terms: int

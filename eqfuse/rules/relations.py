@@ -71,6 +71,7 @@ _ROWS = (
     Relation("written", "e", "{0} is written so in the program", is_claim=False),
     # Masks, read off their texts
     Relation("both", "q, r, s", "{0} holds where {1} and {2} do"),
+    Relation("either", "q, r, s", "{0} holds where one of {1} and {2} does, which never hold together"),
     Relation(
         "selects", "q, f, r, g, X", "{0} holds at one position of {4} where {2} does, and {1} is {3} there"
     ),

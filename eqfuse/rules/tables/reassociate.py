@@ -38,6 +38,13 @@ REASSOCIATE = RuleSet(
         Rewrite("mask-twice", "where(q, where(q, a, 0), 0)", "where(q, a, 0)", (), "once is enough"),
         Rewrite("mask-both", "where(q, a, 0)", "where(r, where(s, a, 0), 0)", ("both(q, r, s)",), "r and s"),
         Rewrite(
+            "mask-either",
+            "where(q, a, 0)",
+            "where(r, a, 0) + where(s, a, 0)",
+            ("either(q, r, s)",),
+            "r or s, never both",
+        ),
+        Rewrite(
             "select-position",
             "sum[D](where(q, f, 0))",
             "where(r, g, 0)",
