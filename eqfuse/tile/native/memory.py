@@ -44,7 +44,7 @@ class Memory:
         """What makes contiguous tensors that are not initialised."""
         shape, size = tuple(shape), prod(shape) * dtype.itemsize
         if size < LEAST:
-            return partial(torch.empty, shape, dtype=dtype)
+            return partial(torch.empty_strided, shape, contiguous(shape), dtype=dtype)
 
         def make() -> torch.Tensor:
             if size > self._most:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -104,18 +106,27 @@ class NativeProgram:
         makers = [outputs().maker(buffer.shape, buffer.dtype) for buffer in buffers.values()]
         places = {name: place for place, name in enumerate((*names, *buffers))}
         order = [places[name] for name in self.interface.tensors]
+        ordered = itemgetter(*order) if len(order) > 1 else tuple
         results = [places[name] - len(names) for name in wanted]
-        pack = frame.addresses
+        pack, launch = frame.addresses, self._launch
         numbers = None if frame.reals[0] or frame.integers[0] else frame.numbers({})
 
         def call(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
             new = [make() for make in makers]
             known = (*addresses, *[tensor.data_ptr() for tensor in new])
-            where = pack(*[known[place] for place in order])
-            self._launch(frame, where, numbers or frame.numbers(values), None)
+            launch(frame, pack(*ordered(known)), numbers or frame.numbers(values), None)
             return new[results[0]] if len(results) == 1 else tuple([new[place] for place in results])
 
-        return call
+        def call_of_one(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+            new = make()
+            where = pack(*ordered((*addresses, new.data_ptr())))
+            launch(frame, where, numbers or frame.numbers(values), None)
+            return new
+
+        if len(makers) > 1 or len(results) > 1:
+            return call
+        (make,) = makers
+        return call_of_one
 
     def _frame(self, ordered: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> _Frame:
         order = self.interface
@@ -123,7 +134,7 @@ class NativeProgram:
         return _Frame(
             (ctypes.c_longlong * len(layout))(*layout),
             (ctypes.c_longlong * len(order.axes))(*(sizes[axis] for axis in order.axes)),
-            ctypes.c_void_p * len(ordered),
+            struct.Struct(f"{len(ordered)}P").pack,
             (order.reals, ctypes.c_double * len(order.reals)),
             (order.integers, ctypes.c_longlong * len(order.integers)),
             sum(tensor.numel() for tensor in ordered) < SMALL_ELEMENTS,
