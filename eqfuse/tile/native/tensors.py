@@ -66,10 +66,12 @@ class Tensors(Context):
         wide: bool,
         *,
         reads: bool = False,
+        zeros: bool = False,
     ) -> tuple[str, str, str]:
         """Where a tensor is read or written: a pointer with the step of its lanes; or a pointer, the offsets of lanes
         and which of them are wanted, if there is no step. Positions outside are noted as a failure, and not touched.
-        What `reads` takes zeros where it has a step and its mask does not hold."""
+        What `reads` lanes that are neighbours in memory has the step "1" also where some are not wanted. What takes `zeros` where its
+        mask does not hold, which all lanes share, has a step too."""
         self.used.add(tensor)
         name, vector = self._tensor(tensor), self._vector
         checked = [k for k, at in enumerate(index) if not self._is_position(at)]
@@ -84,12 +86,16 @@ class Tensors(Context):
                 self._note_outside(wanted, texts[k], tensor, k)
             return f"{name} + {offset}", "0", wanted
         if mask is None or vector.axis not in mask.dims:
-            stepped = self._stepped(tensor, index, checked, vector, mask, reads)
+            stepped = self._stepped(tensor, index, checked, vector, mask, zeros)
             if stepped is not None:
                 return *stepped, ""
         wanted, offset = self.names.fresh("wanted"), self.names.fresh("offset")
         on = f"first({vector.left})" if vector.left else "splat(true)"
         self.emit(f"I {wanted} = {on if mask is None else f'both({self._read(mask, wide=True)}, {on})'};")
+        if reads and (firsts := self._neighbours(tensor, index, vector)) is not None:
+            for k in checked:
+                self._note_outside(wanted, firsts[k], tensor, k, "_from" if vector.axis in index[k].dims else "")
+            return self._pointer(tensor, firsts), "1", wanted
         self.emit(f"L {offset} = L{{}};")
         for k, at in enumerate(index):
             place = self.names.fresh("place")
@@ -99,9 +105,23 @@ class Tensors(Context):
             self.emit(f"{offset} += {place} * {self._stride(tensor, k)};")
         return name, offset, wanted
 
-    def _note_outside(self, wanted: str, at: str, tensor: str, dim: int) -> None:
+    def _note_outside(self, wanted: str, at: str, tensor: str, dim: int, lanes: str = "") -> None:
         where = f"{self._extent(tensor, dim)}, {self.interface.tensors.index(tensor)}"
-        self.emit(f"inside({wanted}, {at}, {where}, failure);")
+        self.emit(f"inside{lanes}({wanted}, {at}, {where}, failure);")
+
+    def _neighbours(self, tensor: str, index: Sequence[ir.Value], vector: Open) -> list[str] | None:
+        """The position of the first lane in each dimension, where lanes are neighbours in memory; None where they are not."""
+        steps = [self._steps(at, vector.axis) for at in index]
+        known = [step for step in steps if step is not None]
+        moving = [k for k, step in enumerate(known) if step[1] != "0"]
+        if len(known) < len(steps) or len(moving) != 1 or known[moving[0]][1] != "1":
+            return None
+        return [first for first, _ in known] if (tensor, moving[0]) in self.interface.unit else None
+
+    def _pointer(self, tensor: str, places: Sequence[str]) -> str:
+        """A pointer to the element at a position in each dimension."""
+        texts = (f"(i64)({place}) * {self._stride(tensor, k)}" for k, place in enumerate(places))
+        return f"{self._tensor(tensor)} + {' + '.join(texts) or '0'}"
 
     def _stepped(
         self,
@@ -110,22 +130,21 @@ class Tensors(Context):
         checked: Sequence[int],
         vector: Open,
         mask: ir.Value | None,
-        reads: bool,
+        zeros: bool,
     ) -> tuple[str, str] | None:
         """A pointer and the step of its lanes; None where lanes have no step, or their positions are checked. A mask and a position
-        that all lanes share are looked at once where it `reads`: outside, zeros are read."""
+        that all lanes share are looked at once where `zeros` are read outside."""
         steps = [self._steps(at, vector.axis) for at in index]
         if any(step is None for step in steps):
             return None
         known = [step for step in steps if step is not None]
-        texts = (f"(i64)({first}) * {self._stride(tensor, k)}" for k, (first, _) in enumerate(known))
-        place = f"{self._tensor(tensor)} + {' + '.join(texts) or '0'}"
+        place = self._pointer(tensor, [first for first, _ in known])
         moving = [k for k, (_, step) in enumerate(known) if step != "0"]
         near = len(moving) == 1 and known[moving[0]][1] == "1" and (tensor, moving[0]) in self.interface.unit
         step = " + ".join(f"{known[k][1]} * {self._stride(tensor, k)}" for k in moving) or "0"
         if not checked and mask is None:
             return place, "1" if near else f"({step})"
-        if not reads or set(moving) & set(checked):
+        if not zeros or set(moving) & set(checked):
             return None
         there = self.names.fresh("there")
         self.emit(f"bool {there} = {'true' if mask is None else self._scalar(mask)};")
@@ -136,11 +155,13 @@ class Tensors(Context):
 
     def _load(self, value: ir.Value, op: ir.LoadTile, wide: bool) -> str:
         dtype, vector = self._dtype(op.tensor), self._vector
-        place, step, wanted = self._access(op.tensor, op.index, op.mask, wide, reads=op.other == 0)
+        place, step, wanted = self._access(op.tensor, op.index, op.mask, wide, reads=True, zeros=op.other == 0)
         other = number(op.other, value.dtype)
         if not wide or vector is None:
             text = f"get_{dtype}({place})"
             return f"({wanted} ? {text} : {other})" if wanted else text
+        if wanted and step == "1":
+            return f"choose({wanted}, load_{dtype}({place}, {wanted}), splat({other}))"
         if wanted:
             text = f"gather_{dtype}({place}, {step}, {wanted})"
             return f"choose({wanted}, {text}, splat({other}))"

@@ -368,6 +368,9 @@ template <class R, class E> INLINE void write_some(E* p, R x, i64 n) {
     raw x = raw{}; for (i64 k = 0; k < n; k++) x[k] = p[k * step]; return from; }                             \
   INLINE vector gather_##dtype(const element* p, L at, I wanted) {                                            \
     raw x = raw{}; EACH if (wanted[lane]) x[lane] = p[at[lane]]; return from; }                               \
+  INLINE vector load_##dtype(const element* p, I wanted) {                                                    \
+    if (!any(~wanted)) return load_##dtype(p);                                                                \
+    raw x = raw{}; EACH if (wanted[lane]) x[lane] = p[lane]; return from; }                                   \
   INLINE scalar get_##dtype(const element* p) { raw x = raw{}; x[0] = *p; return (scalar)(from)[0]; }         \
   INLINE void put_##dtype(element* p, vector v) { raw x = to; __builtin_memcpy(p, &x, sizeof x); }            \
   INLINE void put_##dtype(element* p, vector v, bool past) {                                                  \
@@ -457,6 +460,13 @@ INLINE void inside(I& wanted, L at, i64 extent, i64 tensor, i64* failure) {
     EACH if (outside[lane]) note(failure, tensor, at[lane], extent);
     wanted &= ~outside;
   }
+}
+// The same of lanes that are all at one position, and of lanes that are at those from the first one on.
+INLINE void inside(I& wanted, i64 at, i64 extent, i64 tensor, i64* failure) {
+  if (at < 0 || at >= extent) inside(wanted, L{} + at, extent, tensor, failure);
+}
+INLINE void inside_from(I& wanted, i64 first, i64 extent, i64 tensor, i64* failure) {
+  if (first < 0 || first > extent - LANES) inside(wanted, to_i64(lanes()) + first, extent, tensor, failure);
 }
 
 // What a vector is read from whose position is outside.
