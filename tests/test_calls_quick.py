@@ -163,7 +163,12 @@ def test_transforms_of_torch_are_seen() -> None:
 
     torch.func.grad(function)(X)
     torch.func.vmap(function)(torch.stack([X, X]))
-    assert seen == [(None, None)] * 2
+    torch.func.jvp(function, (X,), (X,))
+    torch.func.functionalize(function)(X)
+    assert seen == [(None, None)] * 4
+    seen.clear()
+    torch.jit.trace(function, X, check_trace=False)
+    assert (None, None) in seen
 
 
 def test_gradients_are_asked_for_between_calls_without() -> None:

@@ -2,7 +2,8 @@
 
 A key (`arguments.call_key`) is made of seven things of each tensor, which takes longer than to launch a kernel. What the guards of
 torch's compiler compare is more than what a key has: classes, dispatch keys, dtypes, devices, sizes and strides, whether
-they require grad. Addresses and numbers are left.
+they require grad. Dispatch keys are those of the thread too: those of a transform, of inference mode or of `torch.jit.trace` are others.
+Addresses, numbers, modes and forward gradients are left.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any
 
 import torch
 
-from eqfuse.arguments import ALIGNMENT, is_watched
+from torch.autograd import forward_ad
+
+from eqfuse.arguments import ALIGNMENT
+from eqfuse.threads import is_plain
 
 Quick = Callable[[Mapping[str, Any], Any], Any]
 """The outputs of a call with these values and sizes, where it is like one that is known; else None."""
@@ -40,7 +44,7 @@ def quick(
     # The guards read strides, and end the process where a tensor has none: only a tensor of the same class with memory, and that is
     # not nested, gets to them.
     classes = [f"type({name}) is not t{name} or {name}.is_nested" for name in tensors]
-    others = ["is_watched()"]
+    others = ["not is_plain()", "forward_ad._current_level >= 0"]
     others += ["sizes is not None" if sizes is None else "type(sizes) is not dict or sizes != wanted"]
     whole = {}
     for place, value in enumerate(values.values()):
@@ -78,7 +82,8 @@ def quick(
         "wanted": None if sizes is None else dict(sizes),
         "call": call,
         "check": check,
-        "is_watched": is_watched,
+        "is_plain": is_plain,
+        "forward_ad": forward_ad,
         "is_grad_enabled": torch.is_grad_enabled,
         **{f"t{name}": type(tensor) for name, tensor in tensors.items()},
         **whole,
