@@ -584,6 +584,7 @@ class Kernel:
             "native": self.native,
             "allow": list(self.allow),
             **({"visible": True} if self.visible else {}),
+            **({"constants": self.constants} if self.constants else {}),
         }
         added = [*scope.added, *sorted(scope.without), *registered_in(*(o.expr for o in program.outputs))]
         return written({"source": program.source, "scalars": dict(self.scalars), **options}, added)

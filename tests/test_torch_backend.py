@@ -6,6 +6,7 @@ import copy
 import shutil
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -400,9 +401,82 @@ def test_a_changed_input_that_is_returned_is_left() -> None:
     assert "returns an input that it changes" in str(outcome.report(measure=False))
 
 
+class Mean(nn.Module):
+    """The mean of a layer's outputs, which is a product with a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(300, 280)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).mean(-1)
+
+
+def taken_kernel() -> Any:
+    (entry,) = outcome.report(measure=False).taken
+    return entry.kernel
+
+
+def test_a_product_that_another_order_spares_is_no_bound() -> None:
+    model, x = Mean(), torch.randn(256, 300)
+    call = compiled(model, take="predicted")
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), model(x))
+    kernel = taken_kernel()
+    assert kernel.plan.order and not kernel.constants
+    assert (
+        "x0[j, i]" in kernel.program.source or "x0[i, j]" in kernel.program.source
+    )  # the weights as they lie
+
+
+@pytest.mark.parametrize("reads_grad", [True, False], ids=["no_grad", "requires no grad"])
+def test_what_is_made_of_parameters_alone_is_kept(reads_grad: bool) -> None:
+    model, x = Mean().requires_grad_(reads_grad), torch.randn(256, 300)
+    call = compiled(model, take="predicted", constants=True)
+    with torch.no_grad() if reads_grad else nullcontext():
+        for _ in range(3):
+            torch.testing.assert_close(call(x), model(x))
+        constants = taken_kernel()._constants
+        assert len(constants._kept) == 1 and "sum" in constants.latest.kept.kernel.program.source
+        with torch.no_grad():
+            model.layer.weight.mul_(2)
+        torch.testing.assert_close(call(x), model(x))
+        model.load_state_dict(Mean().state_dict())
+        torch.testing.assert_close(call(x), model(x))
+        model.layer.weight = nn.Parameter(torch.randn(280, 300), requires_grad=reads_grad)
+        torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(call(x[:3]), model(x[:3]), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_read_nothing_that_is_kept() -> None:
+    model, x = Mean(), torch.randn(256, 300)
+    call = compiled(model, constants=True)
+    with torch.no_grad():
+        call(x)
+    call(x).square().sum().backward()
+    found = model.layer.weight.grad
+    model.zero_grad()
+    model(x).square().sum().backward()
+    torch.testing.assert_close(found, model.layer.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_inference_mode_keeps_nothing() -> None:
+    model, x = Mean(), torch.randn(256, 300)
+    call = compiled(model, constants=True)
+    with torch.inference_mode():
+        for _ in range(2):
+            torch.testing.assert_close(call(x), model(x))
+            model.layer.weight.mul_(2)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"rset": "x"}, "no option 'rset'"), ({"rest": "x"}, "rest is 'x'"), ({"take": "x"}, "take is 'x'")],
+    [
+        ({"constants": {"w"}}, "constants is {'w'}"),
+        ({"rset": "x"}, "no option 'rset'"),
+        ({"rest": "x"}, "rest is 'x'"),
+        ({"take": "x"}, "take is 'x'"),
+    ],
 )
 def test_wrong_options_are_named(options: dict[str, str], said: str) -> None:
     with pytest.raises(Exception, match=said):

@@ -14,7 +14,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-
 from torch.autograd import forward_ad
 
 from eqfuse.arguments import ALIGNMENT

@@ -25,6 +25,7 @@ class Called(Protocol):
 
     content: str
     scalars: Mapping[str, float]
+    constants: tuple[str, ...]
 
     @property
     def program(self) -> Program: ...

@@ -142,7 +142,9 @@ def run(
 ) -> list[torch.Tensor]:
     """The outputs, in memory of their own."""
     call = call_of(content, names)
-    plain = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
+    plain = tensors  # what is kept of constants is kept of these very tensors
+    if not call.kernel.constants or torch.is_grad_enabled():
+        plain = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
     values: dict[str, Any] = dict(zip(call.tensors, plain, strict=True))
     if integers or reals:
         _, numbers, sizes = arguments(names, plain, integers, reals)

@@ -634,6 +634,7 @@ class Sharded:
     # -- as an operator of torch -------------------------------------------------------------------
 
     scalars: Mapping[str, float] = field(init=False, default_factory=dict, repr=False)
+    constants: tuple[str, ...] = field(init=False, default=(), repr=False)
     """None is known in advance."""
 
     def extents(self, shapes: Mapping[str, Sequence[Size]], sizes: Mapping[str, Size]) -> dict[str, Size]:

@@ -62,15 +62,16 @@ CHOICES = ("predicted", "always")
 class Options:
     """`rest` compiles what is left: "inductor" or "aot_eager"; by default Inductor where there is a compiler for it.
     `take` is "predicted" (the candidate that the cost model predicts to gain most, where one gains) or "always" (the
-    largest)."""
+    largest). With `constants`, graphs without gradients keep what kernels make of parameters alone."""
 
     rest: str | None = None
     take: str = "predicted"
     native: str | None = None
+    constants: bool = False
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> Options:
-        known = ("rest", "take", "native")
+        known = ("rest", "take", "native", "constants")
         for name in given:
             if name not in known:
                 raise EqfuseError(f"the back end has no option {name!r}", hint=f"options: {', '.join(known)}")
@@ -79,6 +80,8 @@ class Options:
             raise EqfuseError(f"rest is {options.rest!r}", hint=f"choose one of {', '.join(RESTS)}")
         if options.take not in CHOICES:
             raise EqfuseError(f"take is {options.take!r}", hint=f"choose one of {', '.join(CHOICES)}")
+        if not isinstance(options.constants, bool):
+            raise EqfuseError(f"constants is {options.constants!r}", hint="give True or False")
         return options
 
 
@@ -94,7 +97,7 @@ def eqfuse(
         reports.leave(number, found)
         found = graph
     else:
-        Fusion(found, number, chosen, _is_tracked(inputs)).run()
+        Fusion(found, number, chosen, _is_tracked(inputs), _parameters(graph, found)).run()
         _as_dynamo(graph, found)
     rest = _rest(chosen, inputs)
     try:
@@ -223,15 +226,26 @@ def _is_view(node: Any, base: fx.Node) -> bool:
     return node is base
 
 
+def _parameters(graph: fx.GraphModule, found: fx.GraphModule) -> frozenset[fx.Node]:
+    """The inputs of a graph of ATen operators that are parameters of modules in Dynamo's, and that it does not change."""
+    changed = {write.all_input_nodes[0] for write in writes(found)}
+    pairs = zip(_placeholders(graph), _placeholders(found), strict=True)
+    return frozenset(
+        new
+        for old, new in pairs
+        if isinstance(old.meta.get("example_value"), torch.nn.Parameter) and new not in changed
+    )
+
+
 def _is_tracked(inputs: Sequence[Any]) -> bool:
     """Whether a backward is to come."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
 @lru_cache(maxsize=512)
-def _kernel(source: str, native: str | None) -> Kernel:
+def _kernel(source: str, native: str | None, constants: tuple[str, ...]) -> Kernel:
     """The kernel of a text: layers that are alike share it."""
-    return compiled(source, native=native)  # type: ignore[no-any-return]
+    return compiled(source, native=native, constants=constants)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=512)
@@ -343,6 +357,8 @@ class Fusion:
     number: int
     options: Options
     in_training: bool
+    parameters: frozenset[fx.Node] = frozenset()
+    """Inputs that kernels read as they are, and not by views: what is made of them alone may be kept."""
     entries: list[Entry] = field(default_factory=list)
 
     def run(self) -> None:
@@ -354,7 +370,8 @@ class Fusion:
             what = f"reduction {places[seed]} of {len(places)}{of_module(seed)}"
             start = time.perf_counter()
             with progress(what):
-                found = self._best(finder.candidates(seed), seed)
+                regions = [each.with_views_of(self.parameters) for each in finder.candidates(seed)]
+                found = self._best(regions, seed)
             seconds = time.perf_counter() - start
             logs.note("regions", f"{what}, {seconds:.1f} s: {self.entries[-1]}")
             if found is not None:
@@ -405,7 +422,7 @@ class Fusion:
         names = {name: places[node] for name, node in candidate.inputs}
 
         def timed() -> tuple[float, float]:
-            return _timed(kernel or _kernel(source, self.options.native), alone, names)
+            return _timed(kernel or self._kernel(candidate), alone, names)
 
         return Entry(
             self.number, region.name, user_line(seed), kernel is not None, why, source, candidate.seconds,
@@ -450,12 +467,17 @@ class Fusion:
     def _compiled(self, candidate: Candidate) -> Kernel:
         """The kernel of a candidate, and in training its gradient's, both verified. Raises EqfuseError."""
         with untraced():
-            kernel = _kernel(candidate.text.source, self.options.native)
+            kernel = self._kernel(candidate)
             if self.in_training:
                 values = [(name, node.meta["val"]) for name, node in candidate.inputs]
                 real = _real(values)
                 kernel.gradient(real, real, True, {name: value.dtype for name, value in values})
         return kernel
+
+    def _kernel(self, candidate: Candidate) -> Kernel:
+        keeps = self.options.constants and not self.in_training
+        parameters = sorted(name for name, node in candidate.inputs if node in self.parameters)
+        return _kernel(candidate.text.source, self.options.native, tuple(parameters) if keeps else ())
 
     def _priced(self, region: Region) -> Candidate | str:
         """A region as a program, and what its kernel is predicted to take; or why it is none. Layers that are alike are looked

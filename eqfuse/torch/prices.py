@@ -101,11 +101,12 @@ def least_backward(region: Region, device: Device) -> float:
 
 
 def _bound(region: Region, device: Device, moved: Sequence[torch.Tensor], times: int) -> float:
-    """Bytes and products at the device's full rates, side by side on a GPU. Under a condition a kernel may leave products out."""
+    """Bytes and products at the device's full rates, side by side on a GPU. Under a condition a kernel may leave products out, and
+    another order may have none of those that are added up or multiplied once more."""
     inside = tensors_of([*region.nodes, *region.inputs])
     whole = not any(tensor.dtype == torch.bool for tensor in inside) and not any(map(_is_cut, region.nodes))
     half = any(tensor.element_size() <= 2 for tensor in tensors_of(region.inputs))
-    products = [node for node in region.nodes if _is_product(node)]
+    products = [node for node in region.nodes if _is_product(node) and not _may_be_spared(node, region)]
     work = times * sum(_operations(node) * _read(node, region) for node in products) if whole else 0.0
     terms = sum(map(_bytes, moved)) / device.bandwidth, work / _rate(device, half)
     return (max(terms) if device.kind == "gpu" else sum(terms)) + device.launch
@@ -118,6 +119,28 @@ def _read(node: fx.Node, region: Region) -> float:
     whole = max(1.0, sum(map(_bytes, tensors_of([node]))))
     shares = (_read(user, region) * sum(map(_bytes, tensors_of([user]))) / whole for user in node.users)
     return min(1.0, sum(shares)) if tensors_of([node]) else 1.0
+
+
+LINEAR = frozenset(f"aten.{name}" for name in ("add", "sub", "rsub", "mul", "div", "neg", "_to_copy"))
+"""Functions of which a sum is one of their sums, or may be."""
+
+
+def _may_be_spared(product: fx.Node, region: Region) -> bool:
+    """Whether what a region makes of a product is linear up to a sum or another product, so that orders may differ."""
+    inside, seen, waiting = set(region.nodes), set[fx.Node](), [product]
+    if kind(product) != "product":
+        return False  # attention is linear in its values alone
+    while waiting:
+        for user in waiting.pop().users:
+            name = packet(user.target)
+            if user not in inside or user in seen:
+                continue
+            seen.add(user)
+            if kind(user) == "product" or name in ("aten.sum", "aten.mean"):
+                return True
+            if name in LINEAR or name in FREE:
+                waiting.append(user)
+    return False
 
 
 def _rate(device: Device, half: bool) -> float:

@@ -9,7 +9,7 @@ without copies at its front. Prices decide between them (`prices.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,22 @@ class Region:
             for node in self.nodes
             if node not in self.copied and any(user not in inside for user in node.users)
         )
+
+    def with_views_of(self, sources: Collection[fx.Node]) -> Region:
+        """The region with the views of some inputs of the graph that it reads: it reads these inputs themselves then, as they lie."""
+        views: set[fx.Node] = set()
+        for node in self.inputs:
+            chain = []
+            while packet(node.target) in FREE and kind(node) == "other" and len(node.all_input_nodes) == 1:
+                chain.append(node)
+                (node,) = node.all_input_nodes
+            if node in sources:
+                views.update(chain)
+        if not views:
+            return self
+        inside = views.union(self.nodes)
+        nodes = tuple(node for node in self.nodes[0].graph.nodes if node in inside)
+        return Region(nodes, self.copied | views)
 
     @property
     def form(self) -> str:

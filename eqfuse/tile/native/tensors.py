@@ -94,7 +94,9 @@ class Tensors(Context):
         self.emit(f"I {wanted} = {on if mask is None else f'both({self._read(mask, wide=True)}, {on})'};")
         if reads and (firsts := self._neighbours(tensor, index, vector)) is not None:
             for k in checked:
-                self._note_outside(wanted, firsts[k], tensor, k, "_from" if vector.axis in index[k].dims else "")
+                self._note_outside(
+                    wanted, firsts[k], tensor, k, "_from" if vector.axis in index[k].dims else ""
+                )
             return self._pointer(tensor, firsts), "1", wanted
         self.emit(f"L {offset} = L{{}};")
         for k, at in enumerate(index):
@@ -155,7 +157,9 @@ class Tensors(Context):
 
     def _load(self, value: ir.Value, op: ir.LoadTile, wide: bool) -> str:
         dtype, vector = self._dtype(op.tensor), self._vector
-        place, step, wanted = self._access(op.tensor, op.index, op.mask, wide, reads=True, zeros=op.other == 0)
+        place, step, wanted = self._access(
+            op.tensor, op.index, op.mask, wide, reads=True, zeros=op.other == 0
+        )
         other = number(op.other, value.dtype)
         if not wide or vector is None:
             text = f"get_{dtype}({place})"
