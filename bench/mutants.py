@@ -219,6 +219,13 @@ SOURCES: Mapping[str, str] = {
         s[i] = sum[j](z[j])
         return y, s
         """,
+    "a few positions next to each other": """
+        x: f32[j]
+        t: f32[i, j]
+        y[i] = sum[j](where((j <= i) & (i < j + 3), x[j], 0))
+        z[i] = sum[j](where(abs(i - j) <= 1, t[i,j], 0) * x[j])
+        return y, z
+        """,
     "position of the maximum": """
         x: f32[i, j]
         y[i] = argmax[j](x[i,j])
@@ -232,7 +239,9 @@ SOURCES: Mapping[str, str] = {
 """Programs that mutants are made in. They return their maxima, scales and means: a softmax is the same under any
 shift, and a norm under any scale, so that a wrong one would be no mistake but for overflow."""
 
-REORDERED = frozenset({"products in another order", "sums over positions"})
+REORDERED = frozenset(
+    {"products in another order", "sums over positions", "a few positions next to each other"}
+)
 """Programs of which another order is cheaper. Mistakes in orders are made in these alone, and no others are."""
 
 TRIALS = 16

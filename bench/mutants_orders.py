@@ -184,6 +184,23 @@ def _first_position_kept(node: Expr) -> Iterator[Expr]:
             yield end
 
 
+def _window_position_lost(node: Expr) -> Iterator[Expr]:
+    match node:
+        case Call("add", (Call("where") | Call("add") as first, Call("where") as last)) if not _has_sum(node):
+            yield first
+            yield last
+
+
+def _window_moved(node: Expr) -> Iterator[Expr]:
+    """All that is read of one position is that of the next one."""
+    match node:
+        case Call("where", (Call("and"), value, zero)):
+            for part in walk(value):
+                if isinstance(part, Load) and isinstance(part.index[-1], Call):
+                    moved = Load(part.tensor, (*part.index[:-1], call("add", part.index[-1], Const(1))))
+                    yield call("where", node.args[0], replaced(value, {part: moved}), zero)
+
+
 def _mutant(name: str, what: str, step: Step) -> Mutant:
     def mutate(outputs: Outputs) -> Iterator[Outputs]:
         order = cheapest(outputs, dict.fromkeys(axes_of(outputs), EXTENT))
@@ -214,5 +231,7 @@ MUTANTS = (
     _mutant("empty range counted", "where(0 < n, n, 0) becomes n", _empty_counted),
     _mutant("first powers wrong", "n (n - 1) / 2 becomes n (n + 1) / 2", _first_powers_wrong),
     _mutant("divisor of powers wrong", "n (n - 1) / 2 becomes n (n - 1) / 3", _divided_wrong),
+    _mutant("position of a window lost", "f[i - 1] + f[i] becomes f[i]", _window_position_lost),
+    _mutant("position of a window moved", "f[i - 1] + f[i] becomes f[i] + f[i]", _window_moved),
     _mutant("first positions kept", "the sum from i on becomes that from 0 on", _first_position_kept),
 )

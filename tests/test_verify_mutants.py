@@ -20,6 +20,7 @@ CHOSEN = (
     ("quantisation and product", "rolling", True),
     ("products in another order", "multi_pass", False),
     ("sums over positions", "multi_pass", False),
+    ("a few positions next to each other", "multi_pass", False),
 )
 """Program, schedule, and whether its casts are opaque."""
 
