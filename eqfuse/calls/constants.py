@@ -45,8 +45,8 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for it
 
 LARGER = 2
 """How many times as many elements as the constants that it is made of a kept value may have."""
-MOST_KEPT = 8
-"""Values of the constants of which results are kept, the latest ones."""
+MOST_KEPT = 64
+"""Values of the constants of which results are kept, the latest ones: layers that are alike may share a kernel."""
 MOST_DIVIDED = 256
 """Kinds of calls of which it is known how they are divided."""
 

@@ -475,6 +475,7 @@ class Fusion:
         return kernel
 
     def _kernel(self, candidate: Candidate) -> Kernel:
+        """The kernel of a candidate, which keeps what it makes of parameters alone where that is asked for."""
         keeps = self.options.constants and not self.in_training
         parameters = sorted(name for name, node in candidate.inputs if node in self.parameters)
         return _kernel(candidate.text.source, self.options.native, tuple(parameters) if keeps else ())

@@ -70,8 +70,8 @@ class Tensors(Context):
     ) -> tuple[str, str, str]:
         """Where a tensor is read or written: a pointer with the step of its lanes; or a pointer, the offsets of lanes
         and which of them are wanted, if there is no step. Positions outside are noted as a failure, and not touched.
-        What `reads` lanes that are neighbours in memory has the step "1" also where some are not wanted. What takes `zeros` where its
-        mask does not hold, which all lanes share, has a step too."""
+        Where it `reads`, lanes that are neighbours in memory have the step "1", also if some are not wanted. Where `zeros` are read
+        outside of a mask that all lanes share, lanes have a step too."""
         self.used.add(tensor)
         name, vector = self._tensor(tensor), self._vector
         checked = [k for k, at in enumerate(index) if not self._is_position(at)]
