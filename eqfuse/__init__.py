@@ -103,7 +103,8 @@ def compile(
     `scalars` are constants known now (others are given at each call). `target` is "auto" (the CPU, or
     the GPU that the tensors are on), "cpu", "sm_80", "sm_90", "h200", "sm_100" or "gfx942". `prefer`
     forces a schedule: "rolling", "split_k", "resident", "multi_pass"; of prefixes "scan", and on
-    a GPU "scan_tiles" or "scan_split", and "library" for products of float32 and float64. `verify=False` skips the
+    a GPU "scan_tiles" or "scan_split", and "library" for products of float32 and float64; recurrences whose steps do not
+    merge have "in_order". `verify=False` skips the
     field test until `certificate` is asked for, and `verify="again"` runs it where an earlier process did too, and kept
     the certificate; `trials` are drawn at a time, until the probability of
     accepting a wrong kernel is at most `bound` (2**-40), where a theorem gives one. `strict_casts` makes casts

@@ -283,7 +283,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     values: dict[str, Any] = {**inputs, **scalars}
     result = kernel(**values, sizes=unknown)
     outputs = result if isinstance(result, tuple) else (result,)
-    named = {output.name: value.cpu() for output, value in zip(program.outputs, outputs, strict=True)}
+    named = {output.name: value.cpu() for output, value in zip(program.returned, outputs, strict=True)}
     for name, value in named.items():
         console.print(f"{name}  {str(value.dtype).removeprefix('torch.')}{list(value.shape)}", markup=False)
         console.print(str(value), markup=False, highlight=False)

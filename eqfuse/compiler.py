@@ -130,7 +130,7 @@ def rederived(program: Program, timings: Timings | None = None) -> Derived:
 def of_views(derived: Derived, layouts: Layouts) -> Derived | None:
     """The program of tensors that lie so, with dimensions in this order and adjacent axes collapsed, derived anew under the rules of the first
     time; None where that is the program itself."""
-    found = with_views(derived.program, layouts)
+    found = with_views(derived.program, layouts) if not derived.program.in_order else None
     if found is None:
         return None
     made = _derived_anew(derived, found.program)
@@ -141,7 +141,7 @@ def of_views(derived: Derived, layouts: Layouts) -> Derived | None:
 def of_segments(derived: Derived) -> Derived | None:
     """The program of sorted positions, derived anew under the rules of the first time; None where no reduction is over positions that a
     key selects."""
-    found = segments(derived.program)
+    found = segments(derived.program) if not derived.program.in_order else None
     if found is None:
         return None
     made = _derived_anew(derived, found.program)
@@ -150,7 +150,7 @@ def of_segments(derived: Derived) -> Derived | None:
 
 def of_chunks(derived: Derived) -> Derived | None:
     """The program with axes in chunks, derived anew under the rules of the first time; None where no sum over a prefix is said by them."""
-    found = split_axes(derived.program)
+    found = split_axes(derived.program) if not derived.program.in_order else None
     if found is None:
         return None
     made = _derived_anew(derived, found.program)
@@ -282,6 +282,7 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
         has_library=asked.device.kind == "gpu",
         tiled=tiled_axes(output.expr for output in derived.outputs),
         layouts=tuple(output.axes for output in derived.program.outputs),
+        recurrences=derived.program.in_order,
     )
     if derived.over is not None:
         if asked.prefer != "multi_pass":
@@ -300,7 +301,7 @@ def _choose(
     derived: Derived, asked: Asked, partition: Partition, search: PlanSearch
 ) -> tuple[list[Candidate], Candidate]:
     program, prefer = derived.program, asked.prefer
-    order = reassociated(program, asked.extents) if prefer in (None, *SCANS) else ()
+    order = () if program.in_order or prefer not in (None, *SCANS) else reassociated(program, asked.extents)
     ordered: list[Candidate] = []
     if order:
         others = plans(derived, derived.in_order(order), partition, search)
@@ -310,7 +311,7 @@ def _choose(
         if prefer is None and cost is not None and cost.seconds < least:
             return ordered, ordered[0]
     found = plans(derived, derived.outputs, partition, search)
-    if prefer == "multi_pass" and derived.outputs != program.outputs:
+    if prefer == "multi_pass" and (derived.outputs != program.outputs or program.in_order):
         written = as_written(derived, partition, search)
         found = by_cost([written, *(c for c in found if c.plan.schedule != prefer)])
     elif any(map(_is_stuck, found)) and derived.taken_apart():

@@ -142,14 +142,17 @@ class Kernel:
     def _start(self) -> None:
         """Resets the caches of calls and of what is loaded on devices."""
         self._calls = Calls(Runners(self._shapes, mode_named(self.native)))
-        chunker = self._chunker if self.divides and self.prefer is None else None
+        is_divided = self.divides and self.prefer is None and not self.program.in_order
+        chunker = self._chunker if is_divided else None
         self._sorted: Kernel | None = None
         self._in_chunks: Kernel | None = None
         self._routes = Routes(
             self._calls, self._sorted_routes, self._calls_in_chunks, self._joint_calls, chunker
         )
         self._constants = (
-            Constants(self.program, self.constants, self._like, self._is_equal) if self.constants else None
+            Constants(self.program, self.constants, self._like, self._is_equal)
+            if self.constants and not self.program.in_order
+            else None
         )
 
     def _is_equal(self, order: tuple[Output, ...]) -> bool:

@@ -52,7 +52,7 @@ def opened(
             compiled = _with_open_sizes(shapes, compiled, symbols)
             symbols = _settled(symbols, _held(shapes, compiled, symbols))
         shapes.certificate(compiled)
-    outputs = [output.name for output in program.outputs]
+    outputs = [output.name for output in program.returned]
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
     if not on_gpu:
         from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode

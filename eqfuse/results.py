@@ -189,7 +189,16 @@ _MERGES = (
 )
 CODEC = Codec(
     {
-        "rows": (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
+        "rows": (
+            *_TERMS,
+            terms.InOrder,
+            terms.Output,
+            terms.Program,
+            terms.Tensor,
+            *_LOOPS,
+            *_MERGES,
+            merge.Update,
+        )
         + (
             Candidate,
             CollapsedAxes,

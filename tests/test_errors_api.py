@@ -71,7 +71,7 @@ COMPILING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
             "'b' is read before it is defined (line 1)\n"
             "    a[i] = b[i]\n"
             "           ^^^^\n"
-            "it is defined on line 2; move that definition up"
+            "it is defined on line 2, and reads this one: read it at the position before"
         ),
     ),
     (
@@ -112,7 +112,7 @@ COMPILING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
         "unknown schedule",
         lambda: eq.compile(SUM, prefer="best"),
         eq.EqfuseError,
-        "unknown schedule 'best'\nchoose one of rolling, split_k, resident, multi_pass, scan, scan_tiles, scan_split, library",
+        "unknown schedule 'best'\nchoose one of rolling, split_k, resident, multi_pass, scan, scan_tiles, scan_split, in_order, library",
     ),
     (
         "impossible schedule",

@@ -66,7 +66,7 @@ class Routed:
         if call is None:
             return None
         if self.shapes is not None:
-            outputs = self.by.shapes.derived.program.outputs
+            outputs = self.by.shapes.derived.program.returned
             call = _apart(call, [self.shapes[output.name] for output in outputs])
         return call if self.as_taken is None else _sorted_first(call, self.as_taken)
 
@@ -148,7 +148,7 @@ class Calls:
         if key is not None:
             by._learn(special, planned, routed.given)
             self._remember(key, routed)
-        return given.returned([results[output.name] for output in self._derived.program.outputs])
+        return given.returned([results[output.name] for output in self._derived.program.returned])
 
     def _planned(self, special: Specialization, given: Given) -> Planned | None:
         """What a call launches on a GPU, where Triton's binaries run it; None where nothing of its plan has run there yet."""
@@ -163,7 +163,7 @@ class Calls:
         planner = None if program is None else program.planner
         if planner is None:
             return None
-        outputs = tuple(output.name for output in self._derived.program.outputs)
+        outputs = tuple(output.name for output in self._derived.program.returned)
         kind = planner.kind(planned, tuple(given.tensors), outputs, place_of(given.tensors))
         return None if kind is None else planner.form(kind)(kind)
 
@@ -211,7 +211,7 @@ class Calls:
 
     def _call(self, special: Specialization, given: Given) -> Call | None:
         """What runs calls like one that has run; None where they have to be looked at once more."""
-        names, outputs = tuple(given.tensors), [output.name for output in self._derived.program.outputs]
+        names, outputs = tuple(given.tensors), [output.name for output in self._derived.program.returned]
         host = self.runners.host(special.compiled)
         if host is None:
             kind = self.runners.kind(special, given)

@@ -103,11 +103,11 @@ def bind(
         routed = route(given)
         special, by = routed.special, routed.by
         results = by.prepared(routed)
-        run = by.runners.held(special, routed.given, {o.name: results[o.name] for o in program.outputs})
+        run = by.runners.held(special, routed.given, {o.name: results[o.name] for o in program.returned})
         if routed.as_taken is not None:
             run = _sorted_anew(run, routed.as_taken, given, routed.given)
         made = routed.apart(results)
-        return Launch(name, special.compiled, given, {o.name: made[o.name] for o in program.outputs}, run)
+        return Launch(name, special.compiled, given, {o.name: made[o.name] for o in program.returned}, run)
 
 
 def _sorted_anew(

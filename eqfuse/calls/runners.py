@@ -85,7 +85,7 @@ class Runners:
         place = place_of(given.tensors)
         return {
             o.name: torch.as_tensor(np.asarray(a)).to(place, TORCH_DTYPES[kinds[o.name] or "f32"])
-            for o, a in zip(program.outputs, found, strict=True)
+            for o, a in zip(program.returned, found, strict=True)
         }
 
     def begin(self, given: Given, compiled: Compiled, sizes: Mapping[str, int]) -> None:
@@ -128,7 +128,7 @@ class Runners:
         begun = self._begun.pop(id(compiled), None)
         launcher = self._launcher(compiled) if begun is None else begun[1]
         self._programs[id(compiled)] = compiled, launcher
-        outputs = [output.name for output in self._derived.program.outputs]
+        outputs = [output.name for output in self._derived.program.returned]
 
         def run(
             tensors: Tensors,
@@ -158,7 +158,7 @@ class Runners:
         program = self._derived.program
         tensors = {tensor.name: given.tensors[tensor.name] for tensor in program.tensors}
         integers = [name for name in program.scalars if name in program.integers]
-        outputs = [output.name for output in program.outputs]
+        outputs = [output.name for output in program.returned]
         names = tuple(given.tensors)
         return found[1].kind(tensors, given.scalars, integers, special.sizes, names, outputs)
 
@@ -220,7 +220,7 @@ class Runners:
             return None
         sizes = special.sizes
         program = found[1].form({**given.tensors, "sizes": sizes})
-        made = tuple(outputs[output.name] for output in self._derived.program.outputs)
+        made = tuple(outputs[output.name] for output in self._derived.program.returned)
         out = made[0] if len(made) == 1 else made
 
         def launch() -> None:

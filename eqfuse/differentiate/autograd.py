@@ -131,7 +131,7 @@ class Backward:
         return getattr(self.kernel, name)
 
     def __repr__(self) -> str:
-        return f"<gradient of {', '.join(output.name for output in self.program.outputs)}: {self.kernel!r}>"
+        return f"<gradient of {', '.join(output.name for output in self.program.returned)}: {self.kernel!r}>"
 
 
 Halves = tuple[tuple[str, str], ...]
@@ -183,7 +183,7 @@ class Gradients:
     @cached
     def outputs(self) -> tuple[str, ...]:
         """The names of the program's outputs."""
-        return tuple(output.name for output in self.program.outputs)
+        return tuple(output.name for output in self.program.returned)
 
     def outputs_by(self, names: tuple[str, ...]) -> frozenset[str]:
         """Those that have a gradient by some of these inputs."""
@@ -334,7 +334,7 @@ class DifferentiableCall:
                 ready = partial(copy_context().run, self._make_ready, self._absent(values))
                 self.beforehand.append(_Prepares.thread.submit(ready))
         found = function.apply(self, numbers, *[values[name] for name in self.names])  # type: ignore[no-untyped-call]
-        outputs = found[: len(self.gradients.program.outputs)]
+        outputs = found[: len(self.gradients.program.returned)]
         return outputs if len(outputs) > 1 else outputs[0]
 
     @cached

@@ -28,6 +28,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.progress import progress
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.expressions import Number
+from eqfuse.terms.extents import of_outputs
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import (
@@ -90,7 +91,7 @@ def certify_gradient(
     program, adjoint = parse(source, scalars=scalars), parse(gradient, scalars=_read(gradient, scalars))
     names = _inputs(program, adjoint)
     program, adjoint = _differentiable(program, scalars), _decidable(adjoint)
-    of = {output.name: name for output, name in zip(adjoint.outputs, names, strict=True)}
+    of = {output.name: name for output, name in zip(adjoint.returned, names, strict=True)}
     check = _Check(program, adjoint, of, _difference(program, adjoint), trials, seed, bound)
     with progress("verify"):
         every = _whole(program, adjoint, names)
@@ -149,8 +150,8 @@ def certify_jvp(
 def _forward(program: Program, linear: Program, by: Collection[str]) -> _Sides:
     """Each tangent of an output at all of its positions."""
     named, ranks = tangents(program), _ranks(program)
-    given = {output.name: output for output in linear.outputs}
-    left = [replace(o, name=named[o.name]) for o in program.outputs if o.name in named]
+    given = {output.name: output for output in linear.returned}
+    left = [replace(o, name=named[o.name]) for o in program.returned if o.name in named]
     directions = {name: named[name] for name in by}
     zeros = (
         _zero(each, [f"{name}.{k}" for k in range(ranks[name])])
@@ -203,7 +204,7 @@ class _Check:
         given = small_integers(self.program, self.derivative)
         pair = JointSizes.of(primal, dual, given)
         sizes = few_ranks(primal, dual)
-        for output in self.derivative.outputs:
+        for output in self.derivative.returned:
             spec = pair.specs.get(self.of.get(output.name, ""))
             if spec is not None:
                 sizes |= dict(zip(output.axes, spec.shape, strict=True))
@@ -257,21 +258,21 @@ def _inputs(program: Program, adjoint: Program) -> tuple[str, ...]:
 
 def _derivatives_of(derivative: Program, known: Mapping[str, str], what: str) -> tuple[str, ...]:
     """What the outputs of a derivative are of, which have to be among those that are known. Raises EqfuseError."""
-    for output in derivative.outputs:
+    for output in derivative.returned:
         if output.name not in known:
             hint = "its outputs are " + " ".join(known)
             raise EqfuseError(f"{output.name!r} is no {what}", hint=hint)
-    return tuple(known[output.name] for output in derivative.outputs)
+    return tuple(known[output.name] for output in derivative.returned)
 
 
 def _difference(program: Program, adjoint: Program) -> str:
     """Why a program cannot be the gradient, from its names and ranks alone; empty if it may be."""
     ranks, named = _ranks(program), cotangents(program)
-    for output in adjoint.outputs:
+    for output in adjoint.returned:
         rank = next(ranks[name] for name in ranks if named.get(name) == output.name)
         if len(output.axes) != rank:
             return f"{output.name!r} has {len(output.axes)} dimensions, the input has {rank}"
-    above = {named[o.name]: len(o.axes) for o in program.outputs if o.name in named}
+    above = {named[o.name]: len(o.axes) for o in program.returned if o.name in named}
     return _strange("the gradient", adjoint, {**ranks, **above})
 
 
@@ -300,7 +301,7 @@ def _summed(body: Expr, axes: Sequence[str]) -> Expr:
 
 def _whole(program: Program, adjoint: Program, names: Sequence[str]) -> _Sides:
     """All cotangents at once: each side is one number for each input."""
-    outputs, named = {output.name: output for output in program.outputs}, cotangents(program)
+    outputs, named = {output.name: output for output in program.returned}, cotangents(program)
     terms = [
         _summed(call("mul", outputs[o].expr, _value(named[o], outputs[o].axes)), outputs[o].axes)
         for o in real_outputs(program)
@@ -315,7 +316,9 @@ def _whole(program: Program, adjoint: Program, names: Sequence[str]) -> _Sides:
 def _by_row(program: Program, adjoint: Program, names: Sequence[str]) -> _Sides:
     """The cotangent of one position of one output at a time: each side has that position for its axes. Raises
     NotLinear."""
-    outputs = {output.name: output for output in program.outputs}
+    if adjoint.in_order:
+        raise NotLinear(f"{adjoint.in_order[0].states[0]!r}, which is computed in order,")
+    outputs = {output.name: output for output in program.returned}
     left: list[Output] = []
     right: list[Output] = []
     directions: dict[str, tuple[Mapping[str, str], str]] = {}
@@ -353,7 +356,7 @@ def _at_rows(output: Output, rows: Sequence[str]) -> Expr:
 
 def _product(adjoint: Program, gradient: str, name: str) -> Expr:
     """The product of the gradient by an input and its direction."""
-    output = next(each for each in adjoint.outputs if each.name == gradient)
+    output = next(each for each in adjoint.returned if each.name == gradient)
     return _summed(call("mul", output.expr, _value(DIRECTION + name, output.axes)), output.axes)
 
 
@@ -366,10 +369,10 @@ def _programs(
 ) -> tuple[Program, Program]:
     """Both sides as programs. Zeros that read inputs tell which axes of the second have the size of a dimension."""
     named = cotangents(program)
-    axes = {named[o.name]: o.axes for o in program.outputs if o.name in named}
+    axes = {named[o.name]: o.axes for o in program.returned if o.name in named}
     inputs = {tensor.name for tensor in program.tensors}
     zeros = list(_sizes(adjoint, axes))
-    for output, name in zip(adjoint.outputs, names, strict=True):
+    for output, name in zip(adjoint.returned, names, strict=True):
         if name in inputs:
             zeros += [_zero(each, output.axes) for each in (name, DIRECTION + name)]
     nothing = _total(zeros)
@@ -384,7 +387,7 @@ def _programs(
 
 def _row_lengths(program: Program, known: Mapping[str, Length]) -> Iterator[tuple[str, Length]]:
     """The lengths of axes that stand for those of an output of which the text gives one."""
-    for output in program.outputs:
+    for output in program.returned:
         for axis in output.axes:
             count = known.get(program.domains.get(axis, axis))
             if count is not None:
@@ -394,7 +397,7 @@ def _row_lengths(program: Program, known: Mapping[str, Length]) -> Iterator[tupl
 
 def _sizes(adjoint: Program, axes: Mapping[str, tuple[str, ...]]) -> Iterator[Expr]:
     """Zeros that read cotangents along the axes of which a gradient reads the size."""
-    nodes = walk(*(output.expr for output in adjoint.outputs))
+    nodes = walk(*(output.expr for output in adjoint.returned))
     sizes = (node.axis for node in nodes if isinstance(node, Size))
     for axis in dict.fromkeys(adjoint.domains.get(axis, axis) for axis in sizes):
         for name, along_axes in axes.items():
@@ -428,10 +431,12 @@ def _made(
     computed: Mapping[str, Expr],
 ) -> Program:
     """A program with other outputs, and with what they read. `lengths` and `computed` are those of axes that it may have."""
-    nodes = list(walk(*(output.expr for output in outputs)))
+    program = of_outputs(program, outputs)
+    nodes = list(walk(*(output.expr for output in program.outputs)))
     own = {axis: count for axis, count in lengths.items() if axis in axes_of(outputs)}
     known = {tensor.name: tensor for tensor in program.tensors}
-    ranks = {node.tensor: len(node.index) for node in nodes if isinstance(node, Load)}
+    loads = (node for node in nodes if isinstance(node, Load) and node.tensor not in program.states)
+    ranks = {node.tensor: len(node.index) for node in loads}
     tensors = [known.get(name, Tensor(name, rank, None, (None,) * rank)) for name, rank in ranks.items()]
     every = tuple(dict.fromkeys((*program.scalars, *scalars)))
     known_lengths = {**program.lengths, **own}
@@ -439,7 +444,6 @@ def _made(
     made = {**program.computed, **made}
     return replace(
         program,
-        outputs=tuple(outputs),
         tensors=tuple(tensors),
         scalars=every,
         lengths=known_lengths,
@@ -461,10 +465,10 @@ class _Tangents:
     def __call__(self, inputs: Inputs, domain: Domain) -> dict[str, Any]:
         found: dict[str, Any] = {}
         groups: dict[tuple[tuple[str, str], ...], list[Output]] = {}
-        for output in self.program.outputs:
+        for output in self.program.returned:
             groups.setdefault(tuple(self.along[output.name][0].items()), []).append(output)
         for directions, outputs in groups.items():
-            program = replace(self.program, outputs=tuple(outputs))
+            program = of_outputs(self.program, outputs)
             tensors, scalars = (
                 self._duals(values, inputs, dict(directions)) for values in (inputs.tensors, inputs.scalars)
             )
@@ -474,7 +478,7 @@ class _Tangents:
                 if factor:
                     tangent = domain.call("mul", [tangent, {**inputs.tensors, **inputs.scalars}[factor]])
                 found[output.name] = tangent
-        return {output.name: found[output.name] for output in self.program.outputs}
+        return {output.name: found[output.name] for output in self.program.returned}
 
     def _tangent(self, value: Any, domain: Domain) -> Any:
         if not isinstance(value, Dual):

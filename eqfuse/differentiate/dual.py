@@ -24,7 +24,7 @@ from eqfuse.terms.functions import CASTS, OF_INTEGERS, ROUNDINGS
 from eqfuse.verify.field.array import FieldArray, extreme
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Dual:
     """`value + tangent ε`, arrays of one shape; a tangent of None is 0."""
 
@@ -257,7 +257,13 @@ class DualDomain:
         return self._each(value, lambda part: self.base.take(part, index))
 
     def put(self, target: Dual, index: tuple[Any, ...], value: Dual) -> None:
-        raise NotImplementedError("the interpreter of terms stores nothing")
+        self.base.put(target.value, index, value.value)
+        if value.tangent is not None:
+            if target.tangent is None:
+                target.tangent = self.base.full(self.base.shape(target.value), 0.0)
+            self.base.put(target.tangent, index, value.tangent)
+        elif target.tangent is not None:
+            self.base.put(target.tangent, index, self.base.full(self.base.shape(value.value), 0.0))
 
 
 def _chosen(base: Domain, op: str, value: Dual, axis: int) -> Any:

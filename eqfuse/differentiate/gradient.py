@@ -15,7 +15,7 @@ from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.names import Names
 from eqfuse.terms.expressions import Number
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, once, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, once, post_order, walk
 from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.sizes import places
 from eqfuse.terms.types import KINDS, kinds, program_dtypes
@@ -32,7 +32,7 @@ def differentiable(program: Program) -> tuple[str, ...]:
 def real_outputs(program: Program) -> tuple[str, ...]:
     """The outputs that have a cotangent: those of real numbers."""
     known = kinds([output.expr for output in program.outputs], program_dtypes(program))
-    return tuple(output.name for output in program.outputs if known[output.expr] == "real")
+    return tuple(output.name for output in program.returned if known[output.expr] == "real")
 
 
 @once
@@ -59,10 +59,18 @@ def outputs_by(
 ) -> frozenset[str]:
     """The outputs that have a gradient by some of these inputs: real numbers of which a derivative reaches one."""
     real = real_outputs(program)
-    return frozenset(
-        output.name
+    reads = {
+        output.name: {name_of(part) for part in reached(output.expr)}
         for output in with_stops(program, scalars).outputs
-        if output.name in real and any(name_of(part) in names for part in reached(output.expr))
+    }
+
+    def states(name: str) -> list[str]:
+        return [each for each in sorted(program.states) if each in reads[name]]
+
+    return frozenset(
+        name
+        for name in reads.keys() & real
+        if any(not reads[each].isdisjoint(names) for each in post_order([name], states))
     )
 
 
@@ -120,7 +128,7 @@ def _sized(adjoint: Program, named: Mapping[str, str]) -> dict[str, str]:
     """Declarations of the axes of a gradient's outputs that nothing gives a size, as those of the tangents that are `named` for them."""
     known = {*(axis for axis, *_ in places(adjoint)), *adjoint.lengths, *adjoint.computed}
     found: dict[str, str] = {}
-    for output in adjoint.outputs:
+    for output in adjoint.returned:
         tangent, lines = named[output.name], list[str]()
         for dimension, axis in enumerate(output.axes):
             if (base := adjoint.domains.get(axis, axis)) not in known:
@@ -137,7 +145,7 @@ def gradient_sizes(
     """The sizes of the axes of a derivative: the extents that the call has, and those of its outputs, whose shapes are known by name."""
     axes = {gradient.domains.get(axis, axis) for axis in sized_axes(gradient)}
     found = {axis: size for axis, size in extents.items() if axis in axes and axis not in gradient.lengths}
-    for output in gradient.outputs:
+    for output in gradient.returned:
         shape = shapes_of_outputs[output.name] if output.axes else ()
         found |= {gradient.domains.get(a, a): n for a, n in zip(output.axes, shape, strict=True)}
     return found
@@ -162,6 +170,8 @@ def saving_gradient(
     it is not the one of outputs."""
     with limits.derivation():
         found = _differentiated(source, wrt, scalars, alike)
+    if found.steps.program.in_order:  # the backward makes the states again
+        return Saved(source, found.text, found.text, (), ())
     found.steps.drop_stops()
     results = [replace(result, body=without_stops(result.body)) for result in found.results]
     given = [found.named[name] for name in found.outputs if name in found.named]
@@ -213,7 +223,7 @@ def _differentiated(
     steps = Steps.of(source, names, scalars, {named[name] for name in (*names, *outputs)})
     steps.declared.update(sized or {})
     reverse = Reverse(steps, _axes(steps, names, alike))
-    by_output = dict(zip((o.name for o in program.outputs), steps.outputs, strict=True))
+    by_output = dict(zip((o.name for o in program.returned), steps.outputs, strict=True))
     seeds: dict[str, Polynomial] = {}
     for name in outputs:
         step = steps.step(by_output[name])

@@ -10,6 +10,7 @@ One rule for each construct:
     a prefix           see `scans`: a running product, a recurrence, and sums whose weights are carried on
     a fold             where it keeps one of two states: the position that it keeps. Any other: the derivative of
                        `combine`, at the states of the positions before and after
+    a recurrence       in order: the cotangent of a state is a recurrence in the other direction, of what steps after it read
     x[f(i)]            see `pullback`; a read of a value that is broadcast is a sum over what it is broadcast along
 
 Integers, truth values, `floor`, `round`, `sign` and conditions have no derivative: they count as constants.
@@ -91,10 +92,22 @@ class Reverse:
         self._reads = {step.name: every[step.name] for step in primal}
         self._note_quotients(primal)
         self.found |= seeds
+        states = [step for step in reversed(primal) if step.name in self.steps.states]
+        named = {step.name: self._carried(step) for step in states}
         for step in reversed(primal):
-            cotangent = self.found.pop(step.name, ())
+            cotangent = (
+                self.found.pop(step.name, ()) if step.name not in named else atom(named[step.name].itself)
+            )
             if cotangent and step.name in self.steps.active:
                 self._back(step, cotangent)
+        for name, step in named.items():
+            self.steps.put(replace(step, body=expression(self.found.pop(name, ()))))
+
+    def _carried(self, state: Step) -> Step:
+        """What the cotangent of a state is called that later steps read: it is known once all of them are differentiated."""
+        name = self.steps.names.fresh(f"d{state.name}")
+        self.steps.states.add(name)
+        return self.steps.add(Step(name, state.axes, Const(0.0), written=True))
 
     def _note_quotients(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -130,7 +143,7 @@ class Reverse:
 
     def _vanishes(self, step: Step, cotangent: Polynomial) -> bool:
         """Whether the cotangent is 0 whatever the inputs are, as that of a maximum that only shifts an exponent."""
-        if len(cotangent) < 2 or not self._reads_sums(cotangent):
+        if len(cotangent) < 2 or not self._may_cancel(cotangent):
             return False
         parts = [self._try(step.axes, (term,)) for term in cotangent]
         if not is_zero(self.steps, self._try(step.axes, cotangent), parts, step.name):
@@ -147,9 +160,10 @@ class Reverse:
         return any(self.steps.reads_sums(factor) for term in terms for factor in term.powers)
 
     def _may_cancel(self, terms: Polynomial) -> bool:
-        """Whether a sum of terms may be 0 for all inputs. One term with a factor that the caller gives is not."""
+        """Whether a sum of terms may be 0 for all inputs. One term with a factor that the caller gives is not, and what recurrences in order
+        make is not tried."""
         given = len(terms) == 1 and any(name_of(f) and self._is_given(f) for f in terms[0].powers)
-        return self._reads_sums(terms) and not given
+        return self._reads_sums(terms) and not given and not self.steps.states
 
     def _wants_name(self, step: Step, cotangent: Polynomial) -> bool:
         """Whether a cotangent is read better, and summed once, by a name: one of many terms, and a sum or a mask that

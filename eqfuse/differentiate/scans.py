@@ -393,9 +393,9 @@ class Scans:
         return next((each for each in self.steps.steps if each.name == name_of(read)), None)
 
     def _value(self, node: Load) -> Expr | None:
-        """What a read of a step stands for that is no reduction."""
+        """What a read of a step stands for that is no reduction, nor a state."""
         step = self._step_of(node)
-        if step is None or step.op or len(free_axes(node)) < 2:
+        if step is None or step.name in self.steps.states or step.op or len(free_axes(node)) < 2:
             return None
         if any(isinstance(part, Reduce) for part in walk(step.body)):
             return None

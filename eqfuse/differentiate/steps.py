@@ -45,7 +45,7 @@ from eqfuse.terms.printer import show
 from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.sizes import places
 from eqfuse.terms.syntax import Declaration, Source
-from eqfuse.terms.types import kind, kinds, program_dtypes
+from eqfuse.terms.types import KINDS, kind, kinds, program_dtypes
 
 
 def _reader(stops: bool, inlined: frozenset[str]) -> type[Reader]:
@@ -222,7 +222,7 @@ def _without_sizes(program: Program, found: Texts) -> frozenset[str]:
 @dataclass
 class Steps:
     """A program as steps. `dtypes` are those of every name; `declared` the declarations of inputs, as text; `domains`
-    `lengths` and `computed` what the text says of axes, `extents` which of them have equally many positions."""
+    `lengths` and `computed` what the text says of axes, `states` those of recurrences in order, which are read before they are defined, `extents` which of them have equally many positions."""
 
     program: Program
     names: Names
@@ -235,6 +235,7 @@ class Steps:
     outputs: tuple[str, ...]
     extents: Extents
     steps: list[Step] = field(default_factory=list)
+    states: set[str] = field(default_factory=set)
     _known: dict[tuple[object, ...], Step] = field(default_factory=dict)
     _reducing: set[str] = field(default_factory=set)
     _remainders: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -277,6 +278,11 @@ class Steps:
             Extents.of(program, found.domains, found.reader.done.values()),
         )
         renamed = {name: steps.names.numbered(name) for name in found.names.definitions if name in reserved}
+        for name in program.states:
+            steps.dtypes[renamed.get(name, name)] = steps.dtypes[name]
+            if steps.dtypes[name] not in KINDS:
+                steps.states.add(renamed.get(name, name))
+        steps.active |= steps.states
         for name, written in found.names.definitions.items():
             if name in unsized:
                 continue
@@ -288,6 +294,11 @@ class Steps:
     def drop_stops(self) -> None:
         """Once all is differentiated, what is stopped is read as it is."""
         self.steps[:] = [replace(step, body=without_stops(step.body)) for step in self.steps]
+
+    def put(self, step: Step) -> None:
+        """Gives a step that is there another body."""
+        place = next(n for n, each in enumerate(self.steps) if each.name == step.name)
+        self.steps[place] = step
 
     def step(self, name: str) -> Step:
         """The step that defines a name."""

@@ -7,9 +7,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from eqfuse.differentiate.steps import Step, Steps, name_of
+from eqfuse.differentiate.steps import Step, Steps, index_of, name_of
 from eqfuse.names import Names
-from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Scalar, Size, children, free_axes, rebuild, walk
+from eqfuse.terms.expressions import distance_of
+from eqfuse.terms.nodes import (
+    Axis,
+    Expr,
+    Load,
+    Reduce,
+    Scalar,
+    Size,
+    children,
+    free_axes,
+    post_order,
+    rebuild,
+    walk,
+)
 from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascends
 
@@ -33,7 +46,7 @@ def text_of(
     as inputs. `at_most` are pairs of values of which it says that the first is at most the second; `dtypes` are those of
     some outputs."""
     known = {step.name: step for step in steps.steps if step.name not in given}
-    needed = needed_steps(known, outputs)
+    needed = needed_steps(known, outputs, [each.axis for each in steps.program.in_order])
     names, domains = Names(steps.names.taken), dict(steps.domains)
     moved: dict[str, str] = {}
     written = _inlined(needed, outputs, [side for pair in at_most for side in pair])
@@ -107,22 +120,36 @@ def _line(step: Step) -> str:
     return f"{left} = {show(step.value)}"
 
 
-def needed_steps(known: Mapping[str, Step], outputs: Sequence[Step]) -> list[Step]:
-    """The steps that the outputs are made of, and the outputs: what is read comes first."""
-    found: dict[str, Step] = {}
+def needed_steps(
+    known: Mapping[str, Step], outputs: Sequence[Step], in_order: Collection[str] = ()
+) -> list[Step]:
+    """The steps that the outputs are made of, and the outputs: what is read comes first, but for what steps of a recurrence read of
+    each other at other positions of an axis that it goes along `in_order`."""
+    below: dict[str, list[Step]] = {}
 
-    def visit(step: Step) -> None:
-        if step.name in found:
-            return
-        for node in walk(step.value):
-            name = name_of(node) or ""
-            if name in known and known[name] is not step:
-                visit(known[name])
-        found[step.name] = step
+    def reads(step: Step) -> list[Step]:
+        if step.name not in below:
+            names = dict.fromkeys(name_of(node) or "" for node in walk(step.value))
+            below[step.name] = [known[name] for name in names if name in known and known[name] is not step]
+        return below[step.name]
 
-    for step in outputs:
-        visit(step)
-    return list(found.values())
+    found = list(post_order(outputs, reads))
+    places = {step.name: place for place, step in enumerate(found)}
+    if all(places[read.name] < places[step.name] for step in found for read in reads(step)):
+        return found
+    after_it = {step.name: {each.name for each in post_order(reads(step), reads)} for step in found}
+
+    def reads_here(step: Step) -> list[Step]:
+        """What a step reads but for what comes after it and is read at another position."""
+        moved = {
+            name_of(node)
+            for node in walk(step.value)
+            for at in index_of(node)
+            if any(distance_of(at, axis, after) for axis in in_order for after in (False, True))
+        }
+        return [r for r in reads(step) if r.name not in moved or step.name not in after_it[r.name]]
+
+    return list(post_order(found, reads_here))
 
 
 def _inlined(steps: Sequence[Step], outputs: Sequence[Step], beside: Sequence[Expr]) -> list[Step]:

@@ -25,6 +25,7 @@ from eqfuse.explain.why import (
     plan_lines,
     predicted_for,
     refusals,
+    stepwise,
     unbounded,
 )
 from eqfuse.proof.check import rules_for
@@ -87,6 +88,7 @@ def why_not(report: Report) -> tuple[Reason, ...]:
     return (
         unfinished
         + unverified
+        + tuple(stepwise(report.program))
         + tuple(refused)
         + (*divided, *apart, *finite_masks(report.program, report.plan))
         + unbounded(report.program, report.plan)

@@ -56,6 +56,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import output_lines
+from eqfuse.terms.recurrences import MOST_BEFORE, itself, unmerged
 from eqfuse.terms.types import program_dtypes
 from eqfuse.units import duration
 
@@ -216,7 +217,30 @@ class FiniteMask:
         return str(EqfuseError(message, source=self.source, span=_last(self.source, self.number), hint=hint))
 
 
-Reason = Refusal | Divided | Apart | FiniteMask | Unfinished | Unverified | Unbounded | Dearer
+@dataclass(frozen=True)
+class Stepwise:
+    """Definitions that are computed in order along an axis, as their steps have no merge: what stands in the way."""
+
+    states: tuple[str, ...]
+    axis: str
+    why: str
+    source: str
+
+    def __str__(self) -> str:
+        names = ", ".join(self.states)
+        message = f"{names} {'is' if len(self.states) == 1 else 'are'} computed in order along {self.axis}, not scanned: {self.why}"
+        hint = (
+            "steps that merge are p * h + q, max(h + p, q) and min(h + p, q) of the value h before, where p and q do not read it, "
+            "and p * h + q * g + r of the two before"
+        )
+        return str(
+            EqfuseError(
+                message, source=self.source, span=locate(self.source, f"{self.states[0]}["), hint=hint
+            )
+        )
+
+
+Reason = Stepwise | Refusal | Divided | Apart | FiniteMask | Unfinished | Unverified | Unbounded | Dearer
 """Why something of a kernel is not fused."""
 
 
@@ -533,6 +557,32 @@ def left_apart(program: Program, plan: Plan) -> Iterator[Apart]:
                     continue
             read = tuple(tensor.name for tensor in program.tensors if tensor.name in reads & others)
             yield Apart((mine[0], theirs[0]), (one.name, other.name), read, walked, program.source)
+
+
+def stepwise(program: Program) -> Iterator[Stepwise]:
+    """The recurrences of a program that are computed in order, and why."""
+    for each in program.in_order:
+        outputs = [output for output in program.outputs if output.name in each.states]
+        if len(outputs) > 1:
+            why = (
+                f"{' and '.join(each.states)} read each other, and steps of several states have no merge here"
+            )
+        else:
+            (output,) = outputs
+            before = [
+                itself(output.name, each.axis, each.backwards, far) for far in range(1, MOST_BEFORE + 1)
+            ]
+            reads = [n for n in walk(output.expr) if isinstance(n, Load) and n.tensor == output.name]
+            names: dict[Expr, Expr] = {
+                node: before[0]
+                for node in walk(output.expr)
+                if isinstance(node, Call) and node.fn == "where" and node.args[1] in reads
+            }
+            part = unmerged(replaced(output.expr, names), before)
+            text = shortened(replaced(part, {before[0]: reads[0]})) if part is not None else str(reads[0])
+            what = "has no merge" if part is not None else "is at other positions than its own"
+            why = f"a step with {text} {what}"
+        yield Stepwise(each.states, each.axis, why, program.source)
 
 
 def finite_masks(program: Program, plan: Plan) -> Iterator[FiniteMask]:

@@ -30,6 +30,7 @@ from eqfuse.loops.plan import (
     IN_TILES,
     SCANS,
     SCHEDULES,
+    STEPPED,
     WAYS,
     Cost,
     Form,
@@ -45,7 +46,7 @@ from eqfuse.loops.walk import statements
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import Local, Output, Program, Reduce, free_axes
-from eqfuse.terms.types import result_dtype
+from eqfuse.terms.types import output_dtypes, result_dtype
 from eqfuse.threads import cached
 
 if TYPE_CHECKING:  # loaded by those who ask: a start that finds what an earlier one has kept does not
@@ -132,7 +133,9 @@ class PlanSearch:
         cheapest = {k.name: _cheapest(k.name, options[k.name], prices) for k in kernels}
         if len(set(cheapest.values())) > 1:
             chief = max(kernels, key=lambda k: prices[k.name, cheapest[k.name]])
-            named = next((each for each in SCANS if each in cheapest.values()), cheapest[chief.name])
+            named = next(
+                (each for each in reversed(STEPPED) if each in cheapest.values()), cheapest[chief.name]
+            )
             candidate = self._planned(kernels, cheapest, named, extents)[0]
             if _has(candidate.plan, candidate.plan.schedule):
                 found.append(candidate)
@@ -141,6 +144,8 @@ class PlanSearch:
     def _schedules(self, kernel: KernelShape) -> tuple[Schedule, ...]:
         """The schedules that a kernel can have here. On a CPU one thread has a row, and a tile's prefixes are no less work than those of
         its positions one after the other."""
+        if kernel.in_order is not None:
+            return ("in_order",)
         found = schedules(kernel.groups, kernel.parallel)
         if self.device.kind == "cpu":
             return tuple(each for each in found if each not in IN_TILES)
@@ -356,7 +361,9 @@ def by_cost(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _has(plan: Plan, schedule: Schedule) -> bool:
-    """Whether a plan walks some group in this way; one without groups runs in every way."""
+    """Whether a plan walks some group in this way, or steps; one without groups runs in every way."""
+    if any(kernel.in_order is not None for kernel in plan.kernels):
+        return schedule == "in_order"
     groups = [group for kernel in plan.kernels for group in kernel.groups]
     return not groups or any(group.schedule == schedule for group in groups)
 
@@ -404,6 +411,8 @@ def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]
 
 def with_outputs(program: Program, dtypes: Mapping[str, str]) -> dict[str, str]:
     """The dtypes of inputs and outputs, from those of the inputs."""
+    if program.in_order:
+        return {**dtypes, **output_dtypes(program, dtypes)}
     return {**dtypes, **_of_outputs(program.outputs, tuple(dtypes.items()))}
 
 
@@ -444,7 +453,9 @@ def _scheduled(
             elif _states_walk_whole(kernel, index) or mine in SCANS:
                 mine = "resident"
             plans.append(GroupPlan(group, mine))
-    return KernelPlan(kernel.name, kernel.outputs, tuple(plans), kernel.parallel, kernel.whole)
+    return KernelPlan(
+        kernel.name, kernel.outputs, tuple(plans), kernel.parallel, kernel.whole, kernel.in_order
+    )
 
 
 def _states_walk_whole(kernel: KernelShape, index: int) -> bool:

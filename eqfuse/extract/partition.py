@@ -30,6 +30,7 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
+    InOrder,
     Load,
     Local,
     Output,
@@ -92,6 +93,7 @@ class Cluster:
     name: str
     outputs: tuple[Output, ...]
     passes: tuple[AxisPass, ...]
+    in_order: InOrder | None = None
 
 
 Structure = tuple[Cluster, ...]
@@ -110,6 +112,7 @@ class KernelShape:
     groups: tuple[Group, ...]
     parallel: tuple[str, ...]
     whole: tuple[str, ...]
+    in_order: InOrder | None = None
 
 
 def frontier(*roots: Expr) -> list[Reduce]:
@@ -171,18 +174,21 @@ def _folded_in_place(exprs: Iterable[Expr]) -> set[str]:
 
 
 def _makers_first(outputs: Sequence[Output]) -> list[Output]:
-    """The outputs, each after those that it reads: one that was found early may read what was cut later."""
+    """The outputs, each after those that it reads: one that was found early may read what was cut later. States read each other."""
     by_name = {output.name: output for output in outputs}
     found: dict[str, Output] = {}
+    seen: set[str] = set()
 
     def visit(output: Output) -> None:
+        seen.add(output.name)
         for node in walk(output.expr):
-            if isinstance(node, Load) and node.tensor in by_name and node.tensor not in found:
+            if isinstance(node, Load) and node.tensor in by_name and node.tensor not in seen:
                 visit(by_name[node.tensor])
         found.setdefault(output.name, output)
 
     for output in outputs:
-        visit(output)
+        if output.name not in seen:
+            visit(output)
     return list(found.values())
 
 
@@ -279,7 +285,7 @@ class Partition:
     walk, so that its states are in that kernel alone. `alike` are the extents of axes, as far as two have the same, `dtypes`
     those of tensors and scalars. What is stored is called `stem` and a number, and is contiguous along `tiled` axes, where matrix
     products read it in tiles. Where the device `has_library`, products that it computes have kernels of their own, as the outputs `alone` have.
-    `layouts` are the axes of the program's outputs."""
+    `layouts` are the axes of the program's outputs, `recurrences` what is computed in order."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
@@ -298,6 +304,7 @@ class Partition:
     alone: frozenset[str] = frozenset()
     tiled: frozenset[str] = frozenset()
     layouts: tuple[tuple[str, ...], ...] = ()
+    recurrences: tuple[InOrder, ...] = ()
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
@@ -336,7 +343,11 @@ class Partition:
         if self.scans:
             self._find_scans(outputs, stored)
         for output in outputs:
-            self._find_cuts(output.expr, output.axes, stored, seen)
+            steps = self._in_order(output)
+            if steps is None:
+                self._find_cuts(output.expr, output.axes, stored, seen)
+            else:
+                self._find_before(output.expr, steps, stored, seen)
         beside: set[Expr] = set()
         if self.stores_operands:
             for output in (*outputs, *stored.values()):
@@ -354,11 +365,36 @@ class Partition:
             self._cluster(_makers_first(self._apart([*_needed(makers, readers), *readers]))),
             {o.name for o in outputs},
         )
-        return tuple(self._passes(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
+        written = [output.name for output in outputs]
+        return tuple(self._passes(f"kernel{i + 1}", cluster, written) for i, cluster in enumerate(clusters))
 
     def shapes(self, clusters: Sequence[Cluster], merges: Merges) -> tuple[KernelShape, ...]:
         """The kernels of these clusters."""
         return tuple(self._shape(cluster, [merges[each] for each in cluster.passes]) for cluster in clusters)
+
+    def _in_order(self, output: Output) -> InOrder | None:
+        """The recurrence that an output is a state of."""
+        return next((each for each in self.recurrences if output.name in each.states), None)
+
+    def _find_before(
+        self,
+        expr: Expr,
+        steps: InOrder,
+        stored: dict[Expr, Output],
+        seen: set[tuple[Expr, frozenset[str], bool]],
+    ) -> None:
+        """Adds what a step folds at each position that reads no state: it is made for all positions at the same time."""
+        states = {node for node in walk(expr) if isinstance(node, Load) and node.tensor in steps.states}
+        reads: set[Expr] = set(states)
+        for node in walk(expr):
+            if not reads.isdisjoint(children(node)):
+                reads.add(node)
+        for reduce in frontier(
+            *(() if expr in reads else (expr,)), *(c for n in reads for c in children(n) if c not in reads)
+        ):
+            if steps.axis in free_axes(reduce) and reduce not in stored:
+                self._find_cuts(reduce, self._laid_out(reduce), stored, seen)
+                self._store(reduce, stored)
 
     # -- what is materialised ----------------------------------------------------------------------
 
@@ -575,7 +611,8 @@ class Partition:
         names = Names((output.name for output in outputs), between="")
         index = 0
         while index < len(made):
-            cut = next(iter(self._walked_and_kept([made[index].expr])), None)
+            steps = self._in_order(made[index])
+            cut = None if steps else next(iter(self._walked_and_kept([made[index].expr])), None)
             if cut is None:
                 index += 1
                 continue
@@ -816,9 +853,17 @@ class Partition:
                 continue
             for index in range(len(clusters) - 1, -1, -1):
                 cluster = clusters[index]
+                steps = self._in_order(cluster[0])
+                if steps is not None and steps is self._in_order(output):
+                    home = cluster
+                    break
                 if any(o.name in reads for o in cluster):
                     break
-                if not self.alone.isdisjoint(o.name for o in cluster):
+                if (
+                    steps is not None
+                    or self._in_order(output) is not None
+                    or not self.alone.isdisjoint(o.name for o in cluster)
+                ):
                     continue
                 shares = any(folds[output.name] & folds[o.name] for o in cluster)
                 alike = any(signatures[output.name] == signatures[o.name] for o in cluster)
@@ -838,7 +883,9 @@ class Partition:
 
     # -- what one kernel looks like ----------------------------------------------------------------
 
-    def _passes(self, name: str, outputs: Sequence[Output]) -> Cluster:
+    def _passes(self, name: str, outputs: Sequence[Output], written: Sequence[str]) -> Cluster:
+        if (steps := self._in_order(outputs[0])) is not None:
+            return Cluster(name, tuple(sorted(outputs, key=lambda o: written.index(o.name))), (), steps)
         prefix = self._prefix(outputs[0])
         scans: dict[Expr, Scanned] = {
             reduce: scan
@@ -873,9 +920,31 @@ class Partition:
         return Cluster(name, rewritten, tuple(found))
 
     def _shape(self, cluster: Cluster, groups: Sequence[Group]) -> KernelShape:
+        if cluster.in_order is not None:
+            parallel = self._apart_in_steps(cluster.outputs, cluster.in_order)
+            whole = tuple(a for a in self.order if any(a in o.axes for o in cluster.outputs))
+            rest = tuple(a for a in whole if a not in (*parallel, cluster.in_order.axis))
+            return KernelShape(cluster.name, cluster.outputs, (), parallel, rest, cluster.in_order)
         walked = {g.axis for g in groups} | {g.prefix.at for g in groups if g.prefix is not None}
         parallel, whole = self._axes(cluster.outputs, groups, walked)
         return KernelShape(cluster.name, cluster.outputs, tuple(groups), parallel, whole)
+
+    def _apart_in_steps(self, outputs: Sequence[Output], steps: InOrder) -> tuple[str, ...]:
+        """The axes of all states at each position of which a step reads states at that position alone."""
+        axes = {output.name: output.axes for output in outputs}
+        loads = [
+            node
+            for output in outputs
+            for node in walk(output.expr)
+            if isinstance(node, Load) and node.tensor in steps.states
+        ]
+
+        def is_apart(axis: str) -> bool:
+            return all(axis in own for own in axes.values()) and all(
+                load.index[axes[load.tensor].index(axis)] is Axis(axis) for load in loads
+            )
+
+        return tuple(axis for axis in self.order if axis != steps.axis and is_apart(axis))
 
     def _members(self, exprs: Sequence[Expr]) -> Collection[Reduce]:
         """The reductions that a kernel of these expressions has states for; others are inside their bodies."""

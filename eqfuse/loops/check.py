@@ -28,6 +28,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.ranges import difference, linear
 
 
 class NestError(Exception):
@@ -41,7 +42,8 @@ def check(nest: Nest, program: Program) -> None:
     Every axis that an expression depends on is a position (parallel, or a unit loop) or a dim.
     A fold, or a scan, is the whole right-hand side of a `Let`. Each output and each temporary is stored by
     exactly one statement, no instance writes where another does, and a temporary is stored before
-    it is loaded, by an earlier kernel. What a library is called for is what the kernel's body computes.
+    it is loaded, by an earlier kernel. A kernel loads what it stores at each position of a loop at earlier positions alone, those that
+    the same instance has stored. What a library is called for is what the kernel's body computes.
     """
     ranks = {tensor.name: tensor.rank for tensor in program.tensors}
     buffers = {buffer.name: buffer for buffer in nest.buffers}
@@ -61,7 +63,7 @@ def _stored(kernel: Kernel) -> list[str]:
 def _check_names(nest: Nest, program: Program, tensors: Mapping[str, int]) -> None:
     _unique((kernel.name for kernel in nest.kernels), "kernel")
     _unique((*tensors, *(buffer.name for buffer in nest.buffers)), "tensor")
-    expected = [(output.name, output.axes) for output in program.outputs]
+    expected = [(output.name, output.axes) for output in program.returned]
     found = [(buffer.name, buffer.axes) for buffer in nest.buffers if buffer.is_output]
     if expected != found:
         raise NestError(f"the program's outputs are {expected}, the nest's are {found}")
@@ -119,7 +121,8 @@ def _unique(names: Iterable[str], kind: str) -> None:
 class _KernelCheck:
     """Walks one kernel. `positions` are the axes that stand for one position, `fixed` those of them that
     stand for no other one in the same instance, `tiles` those of open loops over tiles; `visible` maps the names in scope to their dims, `parts`
-    the axes of open loops to those whose positions each walk a part of them."""
+    the axes of open loops to those whose positions each walk a part of them, `walked` the axes that are
+    walked position by position, and `stored` what is stored at each."""
 
     kernel: Kernel
     readable: Mapping[str, int]
@@ -130,11 +133,16 @@ class _KernelCheck:
     visible: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fixed: set[str] = field(default_factory=set)
     parts: dict[str, str] = field(default_factory=dict)
+    walked: set[str] = field(default_factory=set)
+    stored: dict[str, Store] = field(default_factory=dict)
 
     def run(self) -> None:
         _unique(self.kernel.parallel, f"parallel axes of {self.kernel.name!r}, which")
         _unique(defined(self.kernel.body), f"values of {self.kernel.name!r}, which")
         self.positions.update(self.kernel.parallel)
+        for loop in (stmt for stmt in self.kernel.body if isinstance(stmt, Loop) and stmt.unit):
+            self.walked.add(loop.axis)
+            self.stored |= {stmt.tensor: stmt for stmt in loop.body if isinstance(stmt, Store)}
         self._body(self.kernel.body)
 
     def _fail(self, text: str) -> NestError:
@@ -198,6 +206,8 @@ class _KernelCheck:
                     raise self._fail(
                         f"{name} reads {read!r} with dims {dims}, which has {self.visible[read]}"
                     )
+                case Load(tensor, index) if tensor in self.stored:
+                    self._stored_before(name, index, self.stored[tensor])
                 case Load(tensor, _) if tensor not in self.readable:
                     raise self._fail(f"{name} loads {tensor!r}, which no earlier kernel stores")
                 case Load(tensor, index) if len(index) != self.readable[tensor]:
@@ -216,6 +226,25 @@ class _KernelCheck:
                     raise self._fail(f"{name} contains a scan along {axis!r}, which needs a name of its own")
                 case Axis() | Size() | Const() | Scalar() | Local() | Load() | Call():
                     pass
+
+    def _stored_before(self, name: str, index: tuple[Expr, ...], store: Store) -> None:
+        """Checks what reads a tensor that this kernel stores: the instance has stored it at an earlier position of the walk."""
+        if len(index) != len(store.index):
+            raise self._fail(
+                f"{name} loads {store.tensor!r} with {len(index)} indices, of {len(store.index)}"
+            )
+        earlier = False
+        for read, written in zip(index, store.index, strict=True):
+            walked = free_axes(written) & self.walked
+            if walked:
+                (axis,) = walked
+                form = difference(read, written)
+                step = 1 if linear(written).atoms[Axis(axis)] == 1 else -1
+                earlier = not form.atoms and form.constant * step < 0
+            elif not free_axes(written).isdisjoint(self.kernel.parallel) and read is not written:
+                raise self._fail(f"{name} loads what another instance stores to {store.tensor!r}")
+        if not earlier:
+            raise self._fail(f"{name} loads {store.tensor!r} at a position that is not stored before")
 
     def _store(self, stmt: Store) -> None:
         name = f"the store to {stmt.tensor!r}"

@@ -17,7 +17,7 @@ from eqfuse.loops.slots import expanded
 from eqfuse.loops.walk import statements
 from eqfuse.terms.domain import Domain, total
 from eqfuse.terms.integers import dtype_of, identity, is_exact
-from eqfuse.terms.interpreter import TRIAL, Env, Value, aligned, evaluate_expr, expand
+from eqfuse.terms.interpreter import TRIAL, Env, Value, aligned, evaluate_expr, expand, states
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Local, Program, free_axes, walk
 
 Locals = Mapping[str, tuple[tuple[str, ...], Any]]
@@ -47,6 +47,8 @@ def run(
     whole = {name: int(scalars[name]) for name in program.integers}
     memory = _Memory({buffer.name: buffer for buffer in nest.buffers}, dict(tensors))
     env = Env(domain, memory.tensors, {**scalars, **whole}, sizes, batch=batch)
+    if program.in_order:
+        memory.begin(states(program, env, np.nan), env)
     for kernel in map(expanded, nest.kernels):
         _run_kernel(kernel, env, memory, tiles)
     return {buffer.name: memory.tensors[buffer.name] for buffer in nest.buffers if buffer.is_output}
@@ -182,6 +184,12 @@ class _Memory:
         self._buffers = buffers
         self._times: dict[str, npt.NDArray[np.int64]] = {}
         self._carried: dict[int, Mapping[str, str]] = {}
+
+    def begin(self, states: Mapping[str, Any], env: Env) -> None:
+        """Takes the states of recurrences, which a kernel reads before it has stored all of them."""
+        for name, data in states.items():
+            self._times[name] = np.zeros([env.extents[axis] for axis in self._buffers[name].axes], np.int64)
+            self.tensors[name] = data
 
     def carried(self, loop: Loop, env: Env) -> Mapping[str, str]:
         """The carried values of a loop that are integers, whichever instance runs it."""

@@ -5,6 +5,7 @@
     resident    no loop; the whole axis at once
     scan        one loop, position by position, that stores outputs of prefixes at each
     scan_tiles  the same tile by tile (scans.py)
+    in_order    one loop, position by position, that stores the states of a recurrence at each: the next step loads them
     scan_split  the same with shards at the same time: a kernel for their states, one for those before each, one that goes on
     split_k     a kernel whose instances each roll over one shard, then one that merges their states; with `even`, a kernel
                 before both deals instances out to rows (slots.py)
@@ -42,6 +43,7 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
+    InOrder,
     Load,
     Local,
     Output,
@@ -73,7 +75,7 @@ def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
     read: set[str] = set()
     result: list[Kernel] = []
     for kernel in reversed(kernels):
-        unread = {buffer.name for buffer in context.buffers} - outputs - read
+        unread = {buffer.name for buffer in context.buffers} - outputs - read - loaded(kernel.body)
         body = unified(kernel.body, kernel.parallel, context.inputs)
         values = {stmt.name: stmt.expr for stmt in statements(body) if isinstance(stmt, Let)}
         body = rewritten(rewritten(body, on_factors(program, values)), masked(program, values))
@@ -124,7 +126,7 @@ class _Context:
         own = {axis for kernel in plan.kernels for axis in _plan_axes(kernel)}
         return _Context(
             inputs=frozenset(tensor.name for tensor in program.tensors),
-            outputs=tuple(output.name for output in program.outputs),
+            outputs=tuple(output.name for output in program.returned),
             tensors=tensors,
             scalars=frozenset(program.scalars),
             axes={*own, *program.domains},
@@ -181,6 +183,9 @@ class _KernelLowering:
     def kernels(self) -> Iterator[Kernel]:
         """The kernels, unshared and unpruned, in the order in which they run."""
         plan = self._plan
+        if plan.in_order is not None:
+            yield self._steps(plan.in_order)
+            return
         if any(group.schedule in SCANS for group in plan.groups):
             yield from self._scans()
             return
@@ -202,6 +207,17 @@ class _KernelLowering:
             yield self._rest(f"{plan.name}_merge" if split else plan.name, local, mapped)
         for number, (axes, outputs) in enumerate(maps.items()):
             yield self._map(_numbered(f"{plan.name}_map", number), axes, outputs, merges=alone)
+
+    def _steps(self, steps: InOrder) -> Kernel:
+        """The kernel that walks an axis and stores the states of a recurrence at each position, of those that it has stored before."""
+        build, axis = self._builder(self._plan.parallel), steps.axis
+        at = {axis: steps.place}
+        with build.loop(axis, Const(0), Size(axis), unit=True):
+            for output in self._plan.outputs:
+                self._context.output(output)
+                index = tuple(at.get(each, Axis(each)) for each in output.axes)
+                build.store(output.name, output.axes, substitute_axes(output.expr, at), index)
+        return Kernel(self._plan.name, build.parallel, build.body, *self._context.known)
 
     def _scans(self) -> Iterator[Kernel]:
         """The kernels that walk an axis and store outputs at each position, from the states before or after it."""

@@ -17,10 +17,10 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import LibraryProduct
 from eqfuse.rules.assignments import fold_of_merge
 from eqfuse.rules.merge import Group
-from eqfuse.terms.nodes import Expr, Output
+from eqfuse.terms.nodes import Expr, InOrder, Output
 
 Schedule = Literal[
-    "rolling", "split_k", "resident", "multi_pass", "scan", "scan_tiles", "scan_split", "library"
+    "rolling", "split_k", "resident", "multi_pass", "scan", "scan_tiles", "scan_split", "in_order", "library"
 ]
 
 
@@ -42,6 +42,9 @@ WAYS: Mapping[Schedule, Way] = {
     "scan_split": Way(
         True, "such a loop for each shard, from the states that the merge makes of those before it"
     ),
+    "in_order": Way(
+        False, "one loop, position by position, each from the states that the one before has left"
+    ),
     "library": Way(False, "no loop: a call of the device's library of matrix products"),
 }
 """Every way to walk an axis. That all of them compute the same is what the merge is derived and proved for, so this is a
@@ -53,7 +56,10 @@ IN_TILES: tuple[Schedule, ...] = ("scan_tiles", "scan_split")
 SCANS: tuple[Schedule, ...] = ("scan", *IN_TILES)
 """The schedules of prefixes."""
 
-SCHEDULES: tuple[Schedule, ...] = tuple(s for s in WAYS if s not in (*SCANS, "library"))
+STEPPED: tuple[Schedule, ...] = (*SCANS, "in_order")
+"""The schedules that store outputs at each position of a walk."""
+
+SCHEDULES: tuple[Schedule, ...] = tuple(s for s in WAYS if s not in (*STEPPED, "library"))
 """Those of any reductions over whole axes."""
 
 
@@ -110,13 +116,15 @@ class GroupPlan:
 class KernelPlan(Hashed):
     """`library` is the matrix product that the kernel is, where its schedule is that. `parallel` are the axes whose positions are independent; `whole` the axes of states and
     outputs that one program instance keeps complete (a later group or the epilogue folds them).
-    Axes of outputs that a group of this kernel reduces (softmax itself) are in neither."""
+    Axes of outputs that a group of this kernel reduces (softmax itself) are in neither. The outputs of a recurrence are computed
+    `in_order`."""
 
     name: str
     outputs: tuple[Output, ...]
     groups: tuple[GroupPlan, ...]
     parallel: tuple[str, ...]
     whole: tuple[str, ...]
+    in_order: InOrder | None = None
     library: LibraryProduct | None = None
 
     __hash__ = hash_of

@@ -61,7 +61,7 @@ def recorded(
             return _operator(content, names, tensors, integers, reals)
     with enable_single_level_autograd_function():
         made = _Recorded.apply(content, names, integers, reals, moved, *tensors)  # type: ignore[attr-defined]
-    return list(made[: len(kernel_of(content).program.outputs)])
+    return list(made[: len(kernel_of(content).program.returned)])
 
 
 def _operator(
@@ -96,7 +96,7 @@ class _Forward:
             saving = kernel.forward(by, dtypes)
             kernel_of(saving.kernel.content)
             tracked = saving.tracked | kernel.outputs_by(tuple(name for name in moved if name in real))
-        outputs = [output.name for output in kernel.program.outputs]
+        outputs = [output.name for output in kernel.program.returned]
         every = (*outputs, *saving.residuals)
         saved = {name: every.index(name) for name in (*saving.outputs, *saving.residuals)}
         constant = tuple(place for place, name in enumerate(outputs) if name not in tracked)
@@ -201,7 +201,7 @@ def pulled_back(
     from eqfuse.differentiate.gradient import cotangents  # derivatives are for those who ask
 
     named = cotangents(kernel.program)
-    outputs = (output.name for output in kernel.program.outputs)
+    outputs = (output.name for output in kernel.program.returned)
     values = {named[name]: value for name, value in zip(outputs, given, strict=True) if name in named}
     like = {named[name]: (tensors[name].shape, tensors[name].dtype) for name in wanted}
     made = _derived(kernel, gradient, tensors, {**numbers, **values}, sizes, like)
@@ -226,14 +226,14 @@ def pushed_forward(
         reached = kernel.outputs_by(by) if by else frozenset()
         along = kernel.jvp(by) if reached else kernel
         kernel_of(along.content)
-    outputs = [output.name for output in kernel.program.outputs]
+    outputs = [output.name for output in kernel.program.returned]
     if not reached:
         return [None] * len(outputs)
     named = tangents(kernel.program)
     like = {named[name]: form for name, form in zip(outputs, forms, strict=True) if name in reached}
     directions = {named[name]: moved[name] for name in by}
     made = _derived(kernel, along, tensors, {**numbers, **directions}, sizes, like)
-    found = dict(zip((output.name for output in along.program.outputs), made, strict=True))
+    found = dict(zip((output.name for output in along.program.returned), made, strict=True))
     return [found.get(named.get(name, "")) for name in outputs]
 
 

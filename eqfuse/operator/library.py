@@ -176,7 +176,7 @@ class Call:
     @staticmethod
     def of(content: str, names: str) -> Call:
         kernel = kernel_of(content)
-        values = [output.expr for output in kernel.program.outputs]
+        values = [output.expr for output in kernel.program.returned]
         copies = any(isinstance(node, Load) for value in values for node in (value, *children(value)))
         return Call(kernel, names_in(names)[0], copies)
 
@@ -212,5 +212,5 @@ def shaped(
     """Outputs that hold nothing."""
     kernel = kernel_of(content)
     offer()
-    check_outputs(len(kernel.program.outputs))
+    check_outputs(len(kernel.program.returned))
     return kernel.shaped(*arguments(names, tensors, integers, reals))

@@ -89,7 +89,7 @@ def output_dtypes(program: Program, tensors: Mapping[str, torch.dtype]) -> tuple
     reals = dict.fromkeys(program.scalars, accumulate) | dict.fromkeys(program.integers, "i32")
     return tuple(
         TORCH_DTYPES[output.dtype or result_dtype(output.expr, {**known, **reals})]
-        for output in program.outputs
+        for output in program.returned
     )
 
 
@@ -113,7 +113,7 @@ def empty_outputs(
     dtypes = output_dtypes(program, {name: tensor.dtype for name, tensor in arrays.items()})
     like = next(iter(arrays.values()), None)
     made = []
-    for output, dtype in zip(program.outputs, dtypes, strict=True):
+    for output, dtype in zip(program.returned, dtypes, strict=True):
         shape = [found[axis] for axis in output.axes]
         made.append(torch.empty(shape, dtype=dtype) if like is None else like.new_empty(shape, dtype=dtype))
     return made

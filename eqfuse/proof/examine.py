@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eqfuse.errors import EqfuseError
@@ -31,6 +31,7 @@ from eqfuse.proof.nodes import (
     KernelProof,
     Merged,
     Origin,
+    OutputProof,
     Proof,
     StateProof,
     Walk,
@@ -220,6 +221,7 @@ class _Examiner:
                 self._group(kernel, group, values)
             self._walks(kernel)
             self._auxiliaries(kernel, values)
+            self._reads_made(kernel, outputs, made)
             mine = [name for name in outputs if name in {output.name for output in kernel.outputs}]
             if mine != [output.name for output in kernel.outputs if output.name in outputs]:
                 raise Refused(kernel.name, "its outputs are not in the order of the program")
@@ -246,6 +248,30 @@ class _Examiner:
         self._read(stored)
         if self.proof.unread:
             raise Refused("the derivation", f"nothing in it refers to {self.proof.unread[0]}")
+
+    def _reads_made(
+        self, kernel: KernelProof, outputs: Mapping[str, OutputProof], made: Collection[str]
+    ) -> None:
+        """That what a kernel reads of outputs was stored: by a kernel before, or, where it goes in order, by itself at positions that
+        all are before its own one, or all after it."""
+        mine = {output.name: output.axes for output in kernel.outputs}
+        signs: set[int] = set()
+        for text in _leaves(kernel):
+            tensor, index = _access(text)
+            if tensor not in outputs or tensor in made:
+                continue
+            if tensor not in mine:
+                raise Refused(kernel.name, f"it reads {tensor} before a kernel has stored it")
+            place = mine[tensor].index(kernel.in_order) if kernel.in_order in mine[tensor] else -1
+            match index[place] if 0 <= place < len(index) else None:
+                case ast.BinOp(ast.Name(axis), ast.Sub() | ast.Add() as op, ast.Constant(int(far))) if (
+                    axis == kernel.in_order and far > 0
+                ):
+                    signs.add(1 if isinstance(op, ast.Add) else -1)
+                case _:
+                    raise Refused(kernel.name, f"it reads {text} while it stores {tensor}")
+        if len(signs) > 1:
+            raise Refused(kernel.name, f"it reads what it stores before and after {kernel.in_order}")
 
     def _loads(self) -> dict[str, Term]:
         """What the loads of the program, and of what it was rewritten to, at computed indices stand for: the rules do not look into them."""

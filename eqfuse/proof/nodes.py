@@ -154,13 +154,15 @@ class Stored:
 
 @dataclass(frozen=True)
 class KernelProof:
-    """`leaves` says what names that the rules did not look into stand for."""
+    """`leaves` says what names that the rules did not look into stand for. With `in_order`, an axis, it stores its outputs position
+    by position of that one, from those that it has stored before."""
 
     name: str
     outputs: tuple[Stored, ...]
     leaves: Mapping[str, Term]
     groups: tuple[GroupProof, ...]
     walks: tuple[Walk, ...]
+    in_order: str = ""
 
 
 @dataclass(frozen=True)

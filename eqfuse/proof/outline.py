@@ -144,6 +144,8 @@ class Outline:
         yield Heading(f"{kernel.name}: {self._what(kernel)}")
         for group, way in zip(kernel.groups, kernel.walks, strict=True):
             yield from self._group(group, way)
+        if kernel.in_order:
+            yield Prose(f"in_order: {WAYS['in_order'].what}, along {kernel.in_order}")
         yield Prose("what it writes:" if kernel.groups else "it writes, position by position:")
         yield from self._new_names([o.value for o in kernel.outputs])
         for output in kernel.outputs:
@@ -153,7 +155,9 @@ class Outline:
     @staticmethod
     def _what(kernel: KernelProof) -> str:
         made = ", ".join(output.name for output in kernel.outputs)
-        ways = ", ".join(f"{w.axis} {w.schedule}" for w in kernel.walks)
+        walks = [(w.axis, w.schedule) for w in kernel.walks]
+        walks += [(kernel.in_order, "in_order")] if kernel.in_order else []
+        ways = ", ".join(f"{axis} {schedule}" for axis, schedule in walks)
         return f"{made}" + (f" ({ways})" if ways else "")
 
     def _group(self, group: GroupProof, walked: Walk) -> Iterator[Block]:

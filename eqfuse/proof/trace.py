@@ -83,7 +83,9 @@ def _kernel(kernel: KernelPlan, names: PlanTerms) -> KernelProof:
     outputs = tuple(Stored(o.name, o.axes, names.whole(o.expr)) for o in kernel.outputs)
     meanings = {text: names.whole(expr) for text, expr in leaves.items()}
     named_leaves = {text: t for text, t in meanings.items() if t is not term("Leaf", (text,))}
-    return KernelProof(kernel.name, outputs, named_leaves, groups, walks)
+    return KernelProof(
+        kernel.name, outputs, named_leaves, groups, walks, kernel.in_order.axis if kernel.in_order else ""
+    )
 
 
 def _walk(group: Group, schedule: str) -> Walk:

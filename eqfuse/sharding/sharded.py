@@ -50,6 +50,7 @@ from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.extents import axes_along
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.prefixes import alike
+from eqfuse.terms.recurrences import check_merges
 from eqfuse.terms.sizes import bind, places, undetermined
 from eqfuse.threads import cached, undisturbed
 
@@ -91,6 +92,9 @@ def shard(
         raise EqfuseError(
             f"{type(kernel).__name__} is no kernel", hint="compile the program first: eq.compile(...)"
         )
+    check_merges(
+        kernel.program, "such a recurrence is not sharded", "call the kernel on each rank's own rows"
+    )
     sizes = ranks_of(mesh)
     sharding = sharding_of(kernel.program, sizes, axes, {} if out is None else out)
     if len(sharding.meshes) > MOST_AXES:

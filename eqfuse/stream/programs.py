@@ -42,6 +42,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.prefixes import alike, part_of
 from eqfuse.terms.printer import show
+from eqfuse.terms.recurrences import check_merges
 from eqfuse.terms.types import kind, program_dtypes
 
 LONG, SHORT = 2**20, 16
@@ -84,6 +85,7 @@ def stream_of(
 
 
 def _stream_of(program: Program, plans: Sequence[KernelPlan], why_not: Callable[[], Sequence[str]]) -> Stream:
+    check_merges(program, "such a recurrence has no stream", "call the kernel on all positions")
     if _has_prefixes(plans):
         return _Steps(program, plans).stream()
     groups = [plan.group for kernel in plans for plan in kernel.groups]

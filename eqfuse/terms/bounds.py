@@ -15,6 +15,7 @@ import numpy.typing as npt
 from eqfuse.errors import BindError, Span, locate
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms import integers
+from eqfuse.terms.extents import shapes_of
 from eqfuse.terms.folds import contributions, fold_of, identity, ranks_of
 from eqfuse.terms.intervals import NEGATED
 from eqfuse.terms.nodes import (
@@ -123,7 +124,9 @@ def _deciding(program: Program) -> tuple[Sizes, set[tuple[Any, ...]]]:
     axes |= {node.axis for node in nodes if isinstance(node, Size | Reduce)}
     axes |= {ranks for node in nodes if isinstance(node, Reduce) and (ranks := ranks_of(node)) is not None}
     numbers = sorted({node.name for node in nodes if isinstance(node, Scalar)})
-    own, places = sorted(axes), list(dict.fromkeys(dims))
+    axes |= {axis for output in program.outputs if output.name in program.states for axis in output.axes}
+    own = sorted(axes)
+    places = [place for place in dict.fromkeys(dims) if place[0] not in program.states]
 
     def decides(
         shapes: Mapping[str, tuple[int, ...]], extents: Mapping[str, int], scalars: Mapping[str, Any]
@@ -213,10 +216,13 @@ def longer_dimensions(program: Program) -> dict[tuple[str, int], dict[str, Beyon
         key=lambda r: (r.times, r.scalar, r.offset),
     ):
         axis = program.domains.get(read.axis, read.axis)
-        if declared[read.load.tensor][read.dimension] not in (axis, read.axis):
+        if read.load.tensor not in program.states and declared[read.load.tensor][read.dimension] not in (
+            axis,
+            read.axis,
+        ):
             found.setdefault((read.load.tensor, read.dimension), {})[axis] = read
     nodes = walk(*(output.expr for output in program.outputs)) if program.computed else ()
-    for load in (node for node in nodes if isinstance(node, Load)):
+    for load in (node for node in nodes if isinstance(node, Load) and node.tensor not in program.states):
         for dimension, index in enumerate(load.index):
             own = declared[load.tensor][dimension]
             if own is not None and isinstance(index, Axis):
@@ -343,6 +349,7 @@ def reads_outside(
 ) -> Iterator[Outside]:
     """The reads that leave their tensor at some position for certain (see `check_bounds`)."""
     box = Box.at(extents, scalars)
+    shapes = {**shapes, **shapes_of(program, extents)} if program.in_order else shapes
     for load, guards in _moved(program):
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
             if isinstance(index, Axis):

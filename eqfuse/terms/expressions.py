@@ -32,17 +32,19 @@ from eqfuse.terms.nodes import (
     Const,
     Expr,
     Fold,
+    InOrder,
     Load,
     Reduce,
     Scalar,
     Size,
     call,
     free_axes,
+    replaced,
     transform,
     walk,
 )
 from eqfuse.terms.python import parsed
-from eqfuse.terms.recurrences import MOST_BEFORE, itself, prefix_of, step_of
+from eqfuse.terms.recurrences import MOST_BEFORE, Law, itself, prefix_of, step_of
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, Reduction, instance, reducers
 from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names, selections
 from eqfuse.terms.types import TIGHT, kinds
@@ -110,11 +112,20 @@ class Bindings:
         return replace(self, axes=self.axes.union(axes))
 
 
+@dataclass(frozen=True)
+class Before:
+    """What a step reads of a state at another position: along which axes, and whether that is after."""
+
+    load: Load
+    ways: tuple[tuple[str, bool], ...]
+    node: ast.expr
+
+
 @dataclass
 class Reader:
     """Reads expressions of `current`, a definition. `done` holds the definitions read so far,
-    `read_names` every name that some definition read, `ranks` the ranks of the tensors met, `recurrences` where definitions read
-    themselves: the axis, and whether the position after, `spans` dimensions that have the extent of an axis, but are not read along it.
+    `read_names` every name that some definition read, `ranks` the ranks of the tensors met, `mutual` the definitions that each one and
+    which read each other, `before` what each reads of itself or of these at other positions, `steps` what is computed in order, `spans` dimensions that have the extent of an axis, but are not read along it.
 
     `stop(x)` is read as `x`, and so is each function `apart`; readers for derivatives keep them (`keeps_stops`)."""
 
@@ -127,7 +138,9 @@ class Reader:
     done: dict[str, Expr] = field(default_factory=dict)
     read_names: set[str] = field(default_factory=set)
     ranks: dict[str, int] = field(default_factory=dict)
-    recurrences: dict[str, dict[tuple[str, bool], ast.expr]] = field(default_factory=dict)
+    mutual: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    before: dict[str, list[Before]] = field(default_factory=dict)
+    steps: dict[str, InOrder] = field(default_factory=dict)
     spans: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def read(self, node: ast.expr, scope: Bindings) -> Expr:
@@ -335,17 +348,16 @@ class Reader:
     def _definition(self, node: ast.expr, index: tuple[Expr, ...], name_node: ast.expr) -> Expr:
         name = getattr(name_node, "id", "")
         definition = self.names.definitions[name]
+        own = self.mutual.get(self.current, frozenset((self.current,)))
+        if name in own and (name not in self.done or self._ways(definition, index)):
+            return self._before(definition, index, node)
         if name not in self.done:
-            if name == self.current:
-                return self._itself(definition, index, node)
             hint = f"it is defined on line {definition.line}; move that definition up"
             raise self._error(f"{name!r} is read before it is defined", node, hint)
         self.read_names.add(name)
-        if len(index) != len(definition.axes):
-            left = f"{name}[{', '.join(definition.axes)}]" if definition.axes else name
-            hint = f"it is defined as {left} on line {definition.line}"
-            message = f"{name!r} has {_count(len(definition.axes), 'axis')}, {len(index)} given"
-            raise self._error(message, node, hint, TypeCheckError)
+        self._check_axes(definition, index, node)
+        if name in self.steps and name not in own:
+            return self._state(definition, index)
         try:
             return self.inliner.replace(self.done[name], dict(zip(definition.axes, index, strict=True)))
         except SizeOfComputedIndex as error:
@@ -353,53 +365,140 @@ class Reader:
             message = f"N({error.axis}) in {name!r} has no meaning where {error.axis!r} is a computed index"
             raise self._error(message, node, hint, TypeCheckError) from None
 
-    def _itself(self, definition: Definition, index: tuple[Expr, ...], node: ast.expr) -> Expr:
-        """What a recurrence reads: its own value one position before or after, along one axis."""
-        moved = [
-            (axis, after, distance)
+    def _check_axes(self, definition: Definition, index: tuple[Expr, ...], node: ast.expr) -> None:
+        if len(index) != len(definition.axes):
+            name = definition.name
+            left = f"{name}[{', '.join(definition.axes)}]" if definition.axes else name
+            hint = f"it is defined as {left} on line {definition.line}"
+            message = f"{name!r} has {_count(len(definition.axes), 'axis')}, {len(index)} given"
+            raise self._error(message, node, hint, TypeCheckError)
+
+    def _state(self, definition: Definition, index: tuple[Expr, ...]) -> Load:
+        """What reads a state. An axis that it is read along has the extent of its own one."""
+        domains = self.inliner.domains
+        for own, at in zip(definition.axes, index, strict=True):
+            if isinstance(at, Axis):
+                base, of = domains.get(at.name, at.name), domains.get(own, own)
+                if base != of and base not in self.names.lengths:
+                    domains |= {axis: of for axis, known in domains.items() if known == base}
+                    domains[base] = of
+        return Load(definition.name, index)
+
+    def _ways(self, definition: Definition, index: tuple[Expr, ...]) -> tuple[tuple[str, bool], ...]:
+        """The axes of a definition along which an index is some positions before, or after, that of the definition that reads it."""
+        here = self.names.definitions[self.current].axes
+        return tuple(
+            (axis, after)
             for axis, at in zip(definition.axes, index, strict=False)
             for after in (False, True)
-            for distance in range(1, MOST_BEFORE + 1)
-            if at is call("add" if after else "sub", Axis(axis), Const(distance))
-        ]
-        kept = [axis for axis, at in zip(definition.axes, index, strict=False) if at is Axis(axis)]
-        if len(moved) != 1 or len(index) != len(definition.axes) or len(kept) != len(index) - 1:
+            if axis in here and distance_of(at, axis, after)
+        )
+
+    def _before(self, definition: Definition, index: tuple[Expr, ...], node: ast.expr) -> Expr:
+        """What a recurrence reads of a state: its value some positions before or after, along one axis."""
+        name = definition.name
+        if name != self.current:
+            self._check_axes(definition, index, node)
+        ways = self._ways(definition, index)
+        if not ways or len(index) != len(definition.axes):
+            if name != self.current:
+                hint = f"it is defined on line {definition.line}, and reads this one: read it at the position before"
+                raise self._error(f"{name!r} is read before it is defined", node, hint)
             hint = "a definition reads earlier ones"
             if definition.axes:
                 before = ", ".join((*definition.axes[:-1], f"{definition.axes[-1]}-1"))
-                hint += f", or in a recurrence itself at the position before or after: {definition.name}[{before}]"
-            raise self._error(f"{definition.name!r} is defined by itself", node, hint)
-        self.recurrences.setdefault(definition.name, {}).setdefault(moved[0][:2], node)
-        return itself(definition.name, *moved[0])
+                hint += f", or in a recurrence itself at the position before or after: {name}[{before}]"
+            raise self._error(f"{name!r} is defined by itself", node, hint)
+        load = self._state(definition, index)
+        self.before.setdefault(self.current, []).append(Before(load, ways, node))
+        return load
 
     def recurrence(self, definition: Definition, expr: Expr) -> Expr:
-        """The value of a definition, of one that reads itself as a reduction over the positions up to each."""
-        reads = self.recurrences.get(definition.name, {})
-        if not reads:
+        """The value of a definition. One that reads itself is a reduction over the positions up to each where its steps merge, and else
+        computed in order, as those are that read each other."""
+        reads, name = self.before.get(definition.name, []), definition.name
+        together = self.mutual.get(name, frozenset((name,)))
+        if not reads and len(together) == 1:
             return expr
-        (axis, after), node = next(iter(reads.items()))
-        if len(reads) > 1:
-            hint = "a recurrence goes one way along one axis"
-            raise self._error(f"{definition.name!r} reads itself in two directions", node, hint)
-        distances = range(1, MOST_BEFORE + 1)
-        found = step_of(expr, [itself(definition.name, axis, after, each) for each in distances])
+        axis, after = self._way(together, reads)
+        found = self._merged(definition, expr, reads, axis, after) if len(together) == 1 else None
         if found is None:
-            hint = (
-                "a step is p * h + q, max(h + p, q) or min(h + p, q), of the value h before it, or p * h + q * g + r, of the two before it: "
-                "two such steps are one, so that they are merged. Steps of other forms have no merge"
-            )
-            raise self._error(f"{definition.name!r} is no step that merges", node, hint)
+            self._check_order(definition, axis)
+            self.steps[name] = InOrder(axis, after, tuple(n for n in self.names.definitions if n in together))
+            return self._renamed(self._within(expr, axis, after, reads), definition.axes)
         if after:  # what is read from the end on is read nowhere at the position itself
             places = [
                 (node.tensor, place)
                 for node in walk(expr)
-                if isinstance(node, Load)
+                if isinstance(node, Load) and node.tensor != name
                 for place, at in enumerate(node.index)
                 if at is Axis(axis)
             ]
             self.spans |= {axis: places[0]} if places else {}
         k = self.inliner.fresh(axis, free_axes(expr))
         return prefix_of(*found, axis, k, after, self.inliner.replace)
+
+    def _way(self, together: frozenset[str], reads: Sequence[Before]) -> tuple[str, bool]:
+        """The axis, and the direction, in which all reads of states are at positions before."""
+        members = [name for name in self.names.definitions if name in together]
+        every = [each for name in members for each in self.before.get(name, ())]
+        known = [self.steps[name] for name in members if name in self.steps]
+        ways = ((known[0].axis, known[0].backwards),) if known else every[0].ways
+        for way in ways:
+            if all(way in each.ways for each in every):
+                return way
+        hint = "a recurrence goes one way along one axis"
+        raise self._error(f"{self.current!r} reads itself in two directions", (reads or every)[-1].node, hint)
+
+    def _merged(
+        self, definition: Definition, expr: Expr, reads: Sequence[Before], axis: str, after: bool
+    ) -> tuple[Law, tuple[Expr, ...]] | None:
+        """The step of a definition that reads itself, where such steps merge."""
+        distances = range(1, MOST_BEFORE + 1)
+        places: dict[Expr, Expr] = {
+            Load(
+                definition.name,
+                tuple(
+                    call("add" if after else "sub", Axis(each), Const(far)) if each == axis else Axis(each)
+                    for each in definition.axes
+                ),
+            ): itself(definition.name, axis, after, far)
+            for far in distances
+        }
+        if any(each.load not in places for each in reads):
+            return None
+        return step_of(
+            replaced(expr, places), [itself(definition.name, axis, after, far) for far in distances]
+        )
+
+    def _check_order(self, definition: Definition, axis: str) -> None:
+        if axis not in definition.axes:
+            hint = f"states that read each other have the axis along which they do: {definition.name}[..., {axis}]"
+            raise self._error(f"{definition.name!r} has no axis {axis!r}", definition.node, hint)
+
+    def _renamed(self, expr: Expr, axes: Sequence[str]) -> Expr:
+        """A step whose reductions are over other names than those of its own axes."""
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Reduce(op, axis, body) if axis in axes:
+                    fresh = self.inliner.fresh(axis, free_axes(body))
+                    return Reduce(op, fresh, self.inliner.replace(body, {axis: Axis(fresh)}))
+            return node
+
+        return transform(expr, step)
+
+    def _within(self, expr: Expr, axis: str, after: bool, reads: Sequence[Before]) -> Expr:
+        """A step that reads 0 where there is no position before."""
+        values: dict[Expr, Expr] = {}
+        for each in reads:
+            place = self.names.definitions[each.load.tensor].axes.index(axis)
+            far = Const(distance_of(each.load.index[place], axis, after))
+            there = (
+                call("lt", Axis(axis), call("sub", Size(axis), far)) if after else call("ge", Axis(axis), far)
+            )
+            values[each.load] = call("where", there, each.load, Const(0))
+        return replaced(expr, values)
 
     def _call(self, node: ast.Call, scope: Bindings) -> Expr:
         for argument in (*node.args, *node.keywords):
@@ -588,6 +687,15 @@ class Reader:
             hint = f"its {fold.ranks} is the position, {over[0]}: another for every element"
             raise self._error("this is not the position", node.args[position], hint)
         return Reduce(fold.ops[place], over[0], ranked(ranks, parts))
+
+
+def distance_of(index: Expr, axis: str, after: bool) -> int:
+    """How many positions before that of an axis an index is, or after it; 0 where it is not."""
+    match index:
+        case Call("sub" | "add" as fn, (Axis(name), Const(int(far)))) if name == axis:
+            return far if far > 0 and (fn == "add") == after else 0
+        case _:
+            return 0
 
 
 def _all(conditions: Iterable[Expr]) -> Expr:

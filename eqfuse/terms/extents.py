@@ -87,6 +87,13 @@ def shapes_of(program: Program, extents: Mapping[str, int]) -> dict[str, tuple[i
     return {output.name: tuple(extents[axis] for axis in output.axes) for output in program.outputs}
 
 
+def of_outputs(program: Program, outputs: Sequence[Output]) -> Program:
+    """The program that returns other outputs, of the same states of recurrences in order."""
+    names = {output.name for output in outputs}
+    kept = [each for each in program.outputs if each.name in program.states and each.name not in names]
+    return replace(program, outputs=(*outputs, *kept), hidden=len(kept))
+
+
 def program_of(
     program: Program, outputs: Sequence[Output], added: Sequence[Tensor], sizes: Mapping[str, str]
 ) -> Program:

@@ -52,7 +52,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.promises import check_ascending
 from eqfuse.terms.sizes import bind
-from eqfuse.terms.types import KINDS, check_dtypes, result_dtype
+from eqfuse.terms.types import KINDS, check_dtypes, output_dtypes, result_dtype, state_dtypes
 from eqfuse.threads import undisturbed
 
 TRIAL = "%trial"
@@ -152,6 +152,8 @@ def evaluate_together(
 ) -> list[dict[str, Any]]:
     """As `evaluate`, for several forms of one program: what they share is computed once."""
     env = Env(domain, tensors, typed_scalars(programs[0], scalars), extents, batch=batch)
+    if any(program.in_order for program in programs):
+        return [_evaluated_in_order(program, env) for program in programs]
     exprs = [expr for program in programs for expr in _masked_outputs(program)]
     values = iter(evaluate_all(exprs, env))
     trials = () if batch is None else (TRIAL,)
@@ -159,6 +161,45 @@ def evaluate_together(
         {output.name: expand(next(values), (*trials, *output.axes), env) for output in program.outputs}
         for program in programs
     ]
+
+
+def _evaluated_in_order(program: Program, env: Env) -> dict[str, Any]:
+    """The outputs of a program with states, which are computed position by position."""
+    trials = () if env.batch is None else (TRIAL,)
+    exprs = dict(zip((output.name for output in program.outputs), _masked_outputs(program), strict=True))
+    axes = {output.name: (*trials, *output.axes) for output in program.outputs}
+    found = states(program, env, 0.0)
+    now = replace(env, tensors={**env.tensors, **found})
+    for each in program.in_order:
+        positions = range(env.extents[each.axis])
+        for at in reversed(positions) if each.backwards else positions:
+            step = replace(now, positions={each.axis: np.array([at])})
+            values = evaluate_all([exprs[name] for name in each.states], step)
+            for name, value in zip(each.states, values, strict=True):
+                data = expand(value, axes[name], step)
+                place = tuple(np.array([at]) if dim == each.axis else slice(None) for dim in axes[name])
+                if integers.is_exact(found[name]):
+                    found[name][place] = data
+                else:
+                    env.domain.put(
+                        found[name], place, env.domain.lift(data) if integers.is_exact(data) else data
+                    )
+    rest = [name for name in axes if name not in found]
+    values = evaluate_all([exprs[name] for name in rest], now)
+    found |= {name: expand(value, axes[name], now) for name, value in zip(rest, values, strict=True)}
+    return {output.name: found[output.name] for output in program.returned}
+
+
+def states(program: Program, env: Env, fill: float) -> dict[str, Any]:
+    """Arrays for the states of recurrences in order: `fill` in those of reals, 0 in those of integers."""
+    exact = {name: integers.dtype_of(data) for name, data in env.tensors.items() if integers.is_exact(data)}
+    dtypes = state_dtypes(program, {**exact, **dict.fromkeys(program.integers, "i64")})
+    trials = () if env.batch is None else (env.batch,)
+    shapes = {o.name: (*trials, *(env.extents[axis] for axis in o.axes)) for o in program.outputs}
+    return {
+        name: np.zeros(shapes[name], np.int64) if dtype in KINDS else env.domain.full(shapes[name], fill)
+        for name, dtype in dtypes.items()
+    }
 
 
 @once
@@ -202,9 +243,9 @@ def reference(
         check_ascending(program, arrays)
         check_gathers(program, Env(domain, arrays, typed_scalars(program, numbers), extents))
         results = evaluate(program, arrays, numbers, extents, domain)
+        made = output_dtypes(program, dtypes)
         outputs = tuple(
-            integers.stored(np.array(results[each.name]), each.dtype or result_dtype(each.expr, dtypes))
-            for each in program.outputs
+            integers.stored(np.array(results[each.name]), made[each.name]) for each in program.returned
         )
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -213,6 +254,8 @@ def check_gathers(program: Program, env: Env) -> None:
     """Raises BindError where a position in data, or one that a reduction finds, is outside of what it is read from and no
     condition guards it, as a kernel does."""
     for load, guards in guarded_reads(_masked_outputs(program)):
+        if load.tensor in program.states:
+            continue  # a recurrence reads 0 outside of its state
         for part, size in zip(load.index, np.shape(env.tensors[load.tensor]), strict=True):
             if not any(isinstance(node, Load | Reduce) for node in walk(part)):
                 continue  # that sizes decide

@@ -469,12 +469,28 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Output:
-    """One result: `name[axes] = expr`, written in full over the inputs."""
+    """One result: `name[axes] = expr`, written in full over the inputs, and over states of recurrences in order."""
 
     name: str
     axes: tuple[str, ...]
     expr: Expr
     dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """A recurrence whose steps do not merge: the outputs `states`, which read each other as `Load(state, index)` at earlier
+    positions of `axis`, or at later ones where it goes `backwards`. A step reads 0 before the first position."""
+
+    axis: str
+    backwards: bool
+    states: tuple[str, ...]
+
+    @property
+    def place(self) -> Expr:
+        """The position of a step, by how many steps are before it."""
+        last = call("sub", call("sub", Size(self.axis), Const(1)), Axis(self.axis))
+        return last if self.backwards else Axis(self.axis)
 
 
 Reassociate = Literal["exact", "bounded", "free"]
@@ -489,6 +505,8 @@ class Program:
     axes that are neither renamed nor computed.
     `integers` are the scalars that are integers: declared so, or used as one (see `terms/positions.py`).
     `integer_tensors` are the undeclared tensors that are used as integers.
+    `in_order` are the recurrences that are computed step by step, each after those that it reads. The last `hidden` outputs are
+    states that no call returns.
     `at_most` are pairs of values, of which the text promises that the first is at most the second at every position.
     With `assume_finite`, what masks exclude holds no NaN and no infinity: it may be multiplied by 0.
     `reassociate` is which orders of sums and products are allowed (see `rules/reassociate.py`).
@@ -507,6 +525,18 @@ class Program:
     lengths: Mapping[str, int] = field(default_factory=dict)
     computed: Mapping[str, Expr] = field(default_factory=dict)
     at_most: tuple[tuple[Expr, Expr], ...] = ()
+    in_order: tuple[InOrder, ...] = ()
+    hidden: int = 0
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The outputs that are states of recurrences in order: expressions read them as tensors."""
+        return frozenset(name for each in self.in_order for name in each.states)
+
+    @property
+    def returned(self) -> tuple[Output, ...]:
+        """The outputs that calls return."""
+        return self.outputs[: len(self.outputs) - self.hidden]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed of it."""

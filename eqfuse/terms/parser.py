@@ -23,6 +23,7 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
+    InOrder,
     Load,
     Output,
     Program,
@@ -33,6 +34,7 @@ from eqfuse.terms.nodes import (
     call,
     children,
     free_axes,
+    post_order,
     replaced,
     walk,
 )
@@ -118,7 +120,8 @@ def texts(
     lengths = _lengths(source, found)
     names = _names(source, found, constants, lengths)
     domains = _aliases(source, found)
-    reader = reader_of(source, names, Inliner(re.findall(r"\w+", source.text), domains, names.lengths))
+    inliner = Inliner(re.findall(r"\w+", source.text), domains, names.lengths)
+    reader = reader_of(source, names, inliner, mutual=_mutual(names.definitions))
     made = [statement for statement in found if isinstance(statement, Extent)]
     dimensions = _dimensions(source, names, made)
     computed = _computed(source, reader, [each for each in made if each.axis not in dimensions], lengths)
@@ -139,6 +142,8 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
     _check_constants(source, names, reader.read_names)
     _check_reserved(source, reader.read_names - names.definitions.keys())
     outputs = tuple(_output(names.definitions[name], reader.done[name], names) for name in read.outputs)
+    hidden = _hidden(outputs, read)
+    outputs = (*outputs, *hidden)
     axes = axes_of(outputs)
     extents = {domains.get(axis, axis) for axis in axes}
     computed = {axis: count for axis, count in read.computed.items() if axis in extents}
@@ -163,6 +168,8 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
         lengths={axis: count for axis, count in names.lengths.items() if axis in extents},
         computed=computed,
         at_most=read.at_most,
+        in_order=_in_order(outputs, reader.steps),
+        hidden=len(hidden),
     )
     check_integers(program)
     return program
@@ -197,6 +204,47 @@ def _axes_of(outputs: tuple[Output, ...]) -> tuple[str, ...]:
                 case Axis(name) | Size(name) | Reduce(_, name, _):
                     found[name] = None
     return tuple(found)
+
+
+def _mutual(definitions: Mapping[str, Definition]) -> dict[str, frozenset[str]]:
+    """For each definition that reads one which follows it and is made of it, all of those that read each other so."""
+    places = {name: place for place, name in enumerate(definitions)}
+    reads: dict[str, set[str]] = {}
+    for name, definition in definitions.items():
+        nodes = ast.walk(definition.value)
+        reads[name] = {node.id for node in nodes if isinstance(node, ast.Name) and node.id in places}
+    if all(places[of] <= places[name] for name, of_all in reads.items() for of in of_all):
+        return {}
+
+    def reached(name: str) -> frozenset[str]:
+        return frozenset(post_order(reads[name], lambda each: sorted(reads[each])))
+
+    found = {name: reached(name) for name in definitions}
+    cycles = {name: frozenset(n for n in found[name] if name in found[n]) for name in definitions}
+    return {name: cycle for name, cycle in cycles.items() if len(cycle) > 1}
+
+
+def _hidden(outputs: Sequence[Output], read: Texts) -> tuple[Output, ...]:
+    """The states that outputs read, and those that these read, as far as none is an output itself."""
+    steps, names = read.reader.steps, read.names
+    known = {output.name for output in outputs}
+
+    def states(exprs: Iterable[Expr]) -> list[str]:
+        return [n.tensor for n in walk(*exprs) if isinstance(n, Load) and n.tensor in steps]
+
+    needed = set(post_order(states(o.expr for o in outputs), lambda name: states([read.reader.done[name]])))
+    return tuple(
+        _output(names.definitions[name], read.reader.done[name], names)
+        for name in names.definitions
+        if name in needed - known
+    )
+
+
+def _in_order(outputs: Sequence[Output], steps: Mapping[str, InOrder]) -> tuple[InOrder, ...]:
+    """The recurrences that outputs are states of, those that others read before them."""
+    made = {output.name for output in outputs}
+    found = dict.fromkeys(each for name, each in steps.items() if name in made)
+    return tuple(replace(each, states=tuple(n for n in each.states if n in made)) for each in found)
 
 
 def _constants(scalars: Mapping[str, Number]) -> dict[str, Number]:
@@ -505,13 +553,15 @@ def _tensors(
     outputs: tuple[Output, ...], names: ProgramNames, domains: Mapping[str, str]
 ) -> tuple[Tensor, ...]:
     """The tensors that are read."""
+    states = {output.name for output in outputs}
     beyond = {  # the dimensions that are longer than an axis that indexes them
         (r.load.tensor, r.dimension, domains.get(r.axis, r.axis))
         for r in reads_beyond(outputs, tuple(domains.items()))
+        if r.load.tensor not in states
     }
     loads: dict[str, list[Load]] = {}
     for node in walk(*(output.expr for output in outputs)):
-        if isinstance(node, Load):
+        if isinstance(node, Load) and node.tensor not in states:
             loads.setdefault(node.tensor, []).append(node)
     tensors = []
     for name in dict.fromkeys((*(name for name in names.declared if name in loads), *loads)):

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from eqfuse.errors import EqfuseError, locate
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.terms.folds import packed
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Local, Reduce, Size, call, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Local, Program, Reduce, Size, call, walk
 
 ONE, ZERO = Const(1), Const(0)
 
@@ -63,6 +64,24 @@ def step_of(expr: Expr, before: Sequence[Local]) -> tuple[Law, tuple[Expr, ...]]
         step = _extreme(fn)(expr, before[0])
         if step is not None:
             return law, step
+    return None
+
+
+def check_merges(program: Program, what: str, instead: str) -> None:
+    """Raises EqfuseError for a program with steps that do not merge, which `what` asks for; `instead` is what to do."""
+    for each in program.in_order:
+        name = each.states[0]
+        message = f"{name!r} is computed in order along {each.axis!r}: {what}"
+        raise EqfuseError(
+            message, source=program.source, span=locate(program.source, f"{name}["), hint=instead
+        )
+
+
+def unmerged(expr: Expr, before: Sequence[Local]) -> Expr | None:
+    """The innermost part of a step that does something with the values before it that no law composes; None where one does."""
+    for part in walk(expr):
+        if not set(before).isdisjoint(walk(part)) and step_of(part, before) is None:
+            return part
     return None
 
 

@@ -208,7 +208,7 @@ def _each_place(program: Program) -> Iterator[tuple[str, str, int]]:
                 yield base, tensor.name, dimension
     longer = longer_dimensions(program)
     for node in walk(*(output.expr for output in program.outputs)):
-        if isinstance(node, Load):
+        if isinstance(node, Load) and node.tensor not in program.states:
             for dimension, index in enumerate(node.index):
                 if isinstance(index, Axis):
                     base = program.domains.get(index.name, index.name)

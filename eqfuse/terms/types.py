@@ -142,7 +142,26 @@ def program_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) ->
             "i64" if tensor.name in program.integer_tensors else "bool" if tensor.name in deciding else "f32"
         )
         result[tensor.name] = dtype or tensor.dtype or default
-    return given | result
+    known = given | result
+    return {**state_dtypes(program, known), **known} if program.in_order else known
+
+
+def output_dtypes(program: Program, dtypes: Mapping[str, str]) -> dict[str, str]:
+    """The dtype of each output, from those of tensors and scalars."""
+    known = {**state_dtypes(program, dtypes), **dtypes} if program.in_order else dtypes
+    return {each.name: each.dtype or result_dtype(each.expr, known) for each in program.outputs}
+
+
+def state_dtypes(program: Program, dtypes: Mapping[str, str]) -> dict[str, str]:
+    """The dtype of each state of a recurrence in order: the narrowest one that its step gives again."""
+    states = [output for output in program.outputs if output.name in program.states]
+    found = {state.name: state.dtype or "i32" for state in states}
+    while True:
+        known = {**dtypes, **found}
+        again = {state.name: state.dtype or result_dtype(state.expr, known) for state in states}
+        if again == found:
+            return found
+        found = again
 
 
 def _not_an_integer(program: Program, tensor: Tensor, dtype: str) -> EqfuseError:

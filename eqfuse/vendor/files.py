@@ -16,6 +16,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.program_files import Number, axes_along, noted, numbers, shapes_of, sizes_in
 from eqfuse.terms.nodes import Call, Load, Program, walk
+from eqfuse.terms.recurrences import check_merges
 from eqfuse.terms.types import KINDS, program_dtypes
 from eqfuse.tile.native.build import FLAGS
 from eqfuse.tile.triton.template import TORCH_DTYPES, tuple_text
@@ -37,6 +38,9 @@ def write(kernel: Kernel, sizes: Mapping[str, int], folder: Path, name: str) -> 
     """Writes NAME.py, or for a CPU NAME.cpp and NAME.h, and NAME_test.py and NAME.md to a folder, which is made where it is not there; gives
     their names, and why there is no gradient among them, if there is none. Raises EqfuseError where no plan fits, a test cannot be
     written, or the folder."""
+    check_merges(
+        kernel.program, "files of such a recurrence are not written", "call the kernel, or print k.triton"
+    )
     made, why = None, "no output has one by a tensor of real numbers"
     fitting(kernel)
     try:

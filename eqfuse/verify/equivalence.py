@@ -343,11 +343,11 @@ def _gathers(program: Program) -> dict[Expr, Load]:
 
 def _interface_difference(first: Program, second: Program) -> str:
     """Why two programs cannot be equivalent, from their names and ranks alone; empty if they may be."""
-    left, right = ([output.name for output in program.outputs] for program in (first, second))
+    left, right = ([output.name for output in program.returned] for program in (first, second))
     if sorted(left) != sorted(right):
         return f"the programs have different outputs: {', '.join(left)} and {', '.join(right)}"
-    axes = {output.name: output.axes for output in second.outputs}
-    for output in first.outputs:
+    axes = {output.name: output.axes for output in second.returned}
+    for output in first.returned:
         if len(output.axes) != len(axes[output.name]):
             ranks = f"{len(output.axes)} and {len(axes[output.name])}"
             return f"output {output.name!r} has {ranks} dimensions"

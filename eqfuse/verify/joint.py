@@ -115,8 +115,8 @@ class JointSizes:
 
     def output_difference(self) -> str:
         """Why the outputs cannot be the same, from their shapes; empty where they agree."""
-        axes = {output.name: output.axes for output in self.second.outputs}
-        for output in self.first.outputs:
+        axes = {output.name: output.axes for output in self.second.returned}
+        for output in self.first.returned:
             other = axes[output.name]
             one = [self.left[axis] for axis in output.axes]
             two = [self.right[axis] for axis in other]
@@ -143,6 +143,7 @@ def _join_undetermined(classes: AxisClasses, first: Program, second: Program) ->
         classes.find(("dim", load.tensor, k))
         for program in (first, second)
         for load in loads(program)
+        if load.tensor not in program.states
         for k, index in enumerate(load.index)
         if isinstance(index, Axis)
     }
@@ -152,8 +153,8 @@ def _join_undetermined(classes: AxisClasses, first: Program, second: Program) ->
     ]
     pairs = [(axis, axis) for axis in axes_of(first.outputs) if axis in axes_of(second.outputs)]
     pairs += [(axis, axis) for axis in names[0] if axis in names[1]]
-    axes = {output.name: output.axes for output in second.outputs}
-    for output in first.outputs:
+    axes = {output.name: output.axes for output in second.returned}
+    for output in first.returned:
         pairs += zip(output.axes, axes[output.name], strict=True)
     for one, two in pairs:
         left, right = classes.find(("first", one)), classes.find(("second", two))

@@ -15,7 +15,7 @@ from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.slots import expanded
 from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Program, Reduce, walk
-from eqfuse.terms.types import result_dtype
+from eqfuse.terms.types import output_dtypes
 from eqfuse.tile.check import check
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.lower.dot import DotRules
@@ -51,12 +51,11 @@ def lower(
     scalars = {
         name: dtypes.get(name, "i32" if name in program.integers else accumulate) for name in program.scalars
     }
-    outputs = {output.name: output for output in program.outputs}
+    outputs = output_dtypes(program, {**dtypes, **scalars})
     buffers = []
     for buffer in nest.buffers:
-        output, dtype = outputs.get(buffer.name), buffer.dtype
-        if dtype is None and output is not None:
-            dtype = output.dtype or result_dtype(output.expr, {**dtypes, **scalars})
+        own = outputs.get(buffer.name)
+        dtype = own if buffer.dtype == "acc" and own in INTEGERS else buffer.dtype or own
         buffers.append(replace(buffer, dtype=accumulate if dtype is None else dtype))
     buffers = _temporaries(nest, buffers, dtypes, scalars, accumulate)
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}

@@ -47,8 +47,16 @@ class Reads:
 
     @staticmethod
     def of(program: Program, domains: Mapping[str, str]) -> Reads:
-        """Those of a program, and the same ones along other axes of their extents, by whose names a nest may read them."""
+        """Those of a program, at the places of recurrences that go backwards too, and the same ones along other axes of their extents, by
+        whose names a nest may read them."""
         found: dict[Load, Sequence[Guards]] = {**places(program, may_miss)}
+        for steps in program.in_order:
+            at = {steps.axis: steps.place} if steps.backwards else {}
+            found |= {
+                _moved(load, at): [tuple(substitute_axes(g, at) for g in guards) for guards in each]
+                for load, each in found.items()
+                if not any(_binds(g, steps.axis) for guards in each for g in guards)
+            }
         pairs = list(domains.items())
         for axis, of in (*((of, axis) for axis, of in pairs), *pairs):
             names: dict[str, Expr] = {of: Axis(axis)}
@@ -59,18 +67,20 @@ class Reads:
                         tuple(g if _binds(g, axis) else substitute_axes(g, names) for g in guards)
                         for guards in each
                     )
-                    again = substitute_axes(load, names)
-                    assert isinstance(again, Load)
+                    again = _moved(load, names)
                     found[again] = tuple(dict.fromkeys((*found.get(again, ()), *moved)))
         lengths = dict(program.lengths)
         for axis, of in domains.items():
             if (length := lengths.get(program.domains.get(of, of))) is not None:
                 lengths[axis] = length
         telling = {load: list(dict.fromkeys(_telling(load, g) for g in each)) for load, each in found.items()}
+        axes = {(tensor, dimension): axis for axis, tensor, dimension in sized_places(program)}
+        states = (output for output in program.outputs if output.name in program.states)
+        axes |= {(each.name, place): axis for each in states for place, axis in enumerate(each.axes)}
         return Reads(
             {load: each for load, each in telling.items() if all(each)},
             {load: kept(load, each) for load, each in found.items()},
-            {(tensor, dimension): axis for axis, tensor, dimension in sized_places(program)},
+            axes,
             lengths,
         )
 
@@ -94,6 +104,10 @@ class Reads:
             if axis is not None and range_.high >= self.lengths.get(axis, 0):
                 found.append(call("lt", at, Size(axis)))
         return tuple(found)
+
+
+def _moved(load: Load, axes: Mapping[str, Expr]) -> Load:
+    return Load(load.tensor, tuple(substitute_axes(at, axes) for at in load.index))
 
 
 def _binds(expr: Expr, axis: str) -> bool:

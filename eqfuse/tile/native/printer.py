@@ -41,7 +41,6 @@ from eqfuse.tile.native.text import (
     rounded,
     type_of,
 )
-from eqfuse.tile.walk import nested
 
 
 def source_of(program: ir.TileProgram, interface: Interface, extents: Mapping[str, int]) -> str:
@@ -70,15 +69,7 @@ class _KernelPrinter(Frame):
     jammed: Sequence[tuple[Open, dict[str, tuple[str, bool]]]] = ()
     jammed_folds: Sequence[Define] = ()
 
-    def _check(self) -> None:
-        stores = {s.tensor for s in nested(self.kernel.body) if isinstance(s, ir.Store)}
-        for stmt in nested(self.kernel.body):
-            op = getattr(stmt, "op", None)
-            if isinstance(op, ir.LoadTile) and op.tensor in stores:
-                raise NotNative(f"a load of {op.tensor!r}, which the same kernel stores")
-
     def text(self) -> str:
-        self._check()
         self.depth = 3
         loops = scheduled(self.tree)
         logs.show("source", f"loops of {self.kernel.name}", lambda: show(self.kernel, loops))

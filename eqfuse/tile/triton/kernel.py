@@ -248,7 +248,8 @@ class _Writer:
             self._write(f"# Blocks of {axis}; {kind}.")
         else:
             self._write(f"# Positions of {axis}, one by one.")
-        stages = f"num_stages={self._parameters.stages}"
+        steps = not tile and _reads_stored(loop)
+        stages = f"num_stages={1 if steps else self._parameters.stages}"
         self._write(f"for {self._text.starts[axis]} in tl.range({bounds}{step}, {stages}):")
         self._indent += 1
         before = len(self._lines)
@@ -257,6 +258,8 @@ class _Writer:
                 self._write_positions(axis)
             self._body(loop.body, path)
             self._end_carried(loop)
+            if steps:
+                self._write("tl.debug_barrier()  # the next step loads what all threads have stored")
         if len(self._lines) == before:
             self._write("pass")
         self._indent -= 1
@@ -293,6 +296,16 @@ class _Writer:
         if stmt.mask is not None and (mask := self._text.mask(stmt.mask, dims)).text.code != "True":
             arguments.append(f"mask={mask.text.code}")
         self._write(f"tl.store({', '.join(arguments)})")
+
+
+def _reads_stored(loop: ir.For[ir.Stmt]) -> bool:
+    """Whether a loop loads what it has stored in the trip before."""
+    inside = list(nested(loop.body))
+    stored = {stmt.tensor for stmt in inside if isinstance(stmt, ir.Store)}
+    return any(
+        isinstance(stmt, ir.Let) and isinstance(stmt.op, ir.LoadTile) and stmt.op.tensor in stored
+        for stmt in inside
+    )
 
 
 def _listed(items: Sequence[str]) -> str:
