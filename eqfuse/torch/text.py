@@ -405,7 +405,7 @@ def _dtypes(
     read = {tensor.name for tensor in program.tensors}
     found = output_dtypes(program, {n: d for n, d in translation.dtypes.items() if n in read})
     declared = []
-    for output, dtype, value, name in zip(program.outputs, found, outputs, names, strict=True):
+    for output, dtype, value, name in zip(program.returned, found, outputs, names, strict=True):
         own = DTYPE_NAMES.get(value.dtype)
         if own is not None and dtype != value.dtype and own in (*CASTS, *ROUNDINGS):
             axes = f"[{', '.join(output.axes)}]" if output.axes else ""

@@ -21,7 +21,6 @@ from eqfuse.terms.nodes import Const, Expr, Load, Scalar, call, walk
 from eqfuse.terms.registry import reducers
 from eqfuse.torch.operators import indices, pointwise, products, reductions, scans, views, windows, writes
 from eqfuse.torch.operators.pointwise import NARROW
-from eqfuse.torch.operators.scans import Called
 from eqfuse.torch.operators.table import TABLE, Node, Unsupported, argument_names, packet
 from eqfuse.torch.positions import Position, Size, whole
 from eqfuse.torch.values import Digit, Value, Writer, constant, is_view, position
@@ -155,7 +154,7 @@ class Translation:
         """Enters a graph that an operator calls."""
         self.made[node] = partial(self._inlined, module)
 
-    def _inlined(self, module: fx.GraphModule, given: Sequence[Value]) -> Called:
+    def _inlined(self, module: fx.GraphModule, given: Sequence[Value]) -> tuple[Value, ...]:
         """What a graph computes from these values, written out where it is read."""
         nodes = list(module.graph.nodes)
         places = [node for node in nodes if node.op == "placeholder"]
@@ -165,9 +164,7 @@ class Translation:
                 raise Refused(node, "it calls another graph")
             if node.op == "call_function":
                 self.call(node, inside=True)
-        operators = [(name_of(node), self.made[node]) for node in nodes if node.op == "call_function"]
-        results = [self.made[each] for each in nodes[-1].args[0]]
-        return Called(tuple(results), tuple(pair for pair in operators if isinstance(pair[1], Value)))
+        return tuple(self.made[each] for each in nodes[-1].args[0])
 
     def call(self, node: fx.Node, *, inside: bool = False) -> None:
         """Translates one call, or one `inside` of a graph that another one calls. Raises Refused."""

@@ -3,13 +3,14 @@
     scan(step, init, xs)              h[t,i] = step(where(t == 0, init[i], h[t-1,i]), x[t,i])
     associative_scan(combine, xs)     h[t,i] = where(t == 0, x[t,i], combine(h[t-1,i], x[t,i]))
 
-Each tensor of the state is one definition. Its step may read other states, which do not read it. torch moves the dimension to the
+Each tensor of the state is one definition. Where steps merge, they may read other states, which do not read them; else all are computed in
+order. torch moves the dimension to the
 front, and flips it for `reverse`, before it calls these operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,22 +26,12 @@ from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import _make_temp_remove_mode_context_manager
 from torch.utils import _pytree as pytree
 
-from eqfuse.terms.nodes import Axis, Const, Expr, Load, Scalar, call, free_axes, replaced, walk
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Scalar, call, free_axes, post_order, replaced, walk
 from eqfuse.terms.recurrences import EXTREMES, MOST_BEFORE, itself, step_of
 from eqfuse.torch.operators.table import Node, Unsupported, operator
 from eqfuse.torch.positions import Part, Position
 from eqfuse.torch.positions import Size as Extent
 from eqfuse.torch.values import Digit, Line, Value, axes_in, position
-
-STEPS = "steps that merge are p * h + q, max(h + p, q) and min(h + p, q) of the state h, where p and q do not read it"
-
-
-@dataclass(frozen=True)
-class Called:
-    """What a graph computes that an operator calls: its results, and its operators in order, by name."""
-
-    results: tuple[Value, ...]
-    operators: tuple[tuple[str, Value], ...]
 
 
 @dataclass(frozen=True)
@@ -141,7 +132,7 @@ def _(node: Node) -> tuple[Value, ...]:
     init, xs = node.given["init"], node.given["xs"]
     count = len(init)
     if _length(node) == 1:
-        found = node.given["combine_fn"]([*init, *map(_only, xs), *node.given["additional_inputs"]]).results
+        found = node.given["combine_fn"]([*init, *map(_only, xs), *node.given["additional_inputs"]])
         return (*found[:count], *(_alone(y) for y in found[count:]))
     steps = Steps(node, init)
 
@@ -151,7 +142,7 @@ def _(node: Node) -> tuple[Value, ...]:
     steps.define(begun)
     last = (Part(call("sub", node.writer.size_text(steps.length), Const(1)), steps.length),)
     ends = (_at(state.values, last) for state in steps.states)
-    return (*ends, *(steps.stacked(y) for y in steps.called.results[count:]))
+    return (*ends, *(steps.stacked(y) for y in steps.results[count:]))
 
 
 @operator("associative_scan", space="higher_order")
@@ -220,7 +211,7 @@ class Steps:
         self.here = [_at(x, position((Digit(self.axis, self.length),))) for x in node.given["xs"]]
         begin = len(self.writer.lines)
         given = [*(_at(state.values, before) for state in self.states), *self.here]
-        self.called: Called = node.given["combine_fn"]([*given, *node.given["additional_inputs"]])
+        self.results: tuple[Value, ...] = node.given["combine_fn"]([*given, *node.given["additional_inputs"]])
         self.inner: dict[str, str] = {}
         self.varying: set[str] = set()
         self.behind: list[Line] = []
@@ -265,53 +256,53 @@ class Steps:
         return replaced(expr, found)
 
     def define(self, begun: Callable[[State, Expr], Expr]) -> None:
-        """Writes a definition for each state: what `begun` makes of its step, so that it has a value at the first position."""
-        results = zip(self.states, self.called.results, strict=False)
+        """Writes a definition for each state: what `begun` makes of its step, so that it has a value at the first position. Steps that
+        merge read other states where they are; others all of them one position before."""
+        results = zip(self.states, self.results, strict=False)
         steps = {state.name: self._moved(result.at(state.places)) for state, result in results}
-        reads = {
-            name: {node.tensor for node in walk(step) if isinstance(node, Load)}
-            for name, step in steps.items()
-        }
+        lines = self._merging(steps, begun)
+        if lines is not None:
+            self.writer.lines += [*lines, *(self._begun(line) for line in self.behind)]
+            return
+        self.known = {}
+        lines = [self._begun(line) for line in self.behind]
+        lines += [self._defined(state, begun(state, steps[state.name])) for state in self.states]
+        self.writer.lines += _makers_first(lines)
+
+    def _merging(self, steps: Mapping[str, Expr], begun: Callable[[State, Expr], Expr]) -> list[Line] | None:
+        """The definitions of states whose steps merge, each after those that it reads; None where there are others."""
+        graph = {name: _reads(step) & steps.keys() - {name} for name, step in steps.items()}
         try:
-            graph = {name: (found & steps.keys()) - {name} for name, found in reads.items()}
             order = tuple(TopologicalSorter(graph).static_order())
         except CycleError:
-            raise Unsupported(f"its step makes two states of one another: {STEPS}") from None
+            return None
+        lines: list[Line] = []
         for state in sorted(self.states, key=lambda state: order.index(state.name)):
             step = replaced(steps[state.name], self.known)
-            self._check(state, step)
-            self.writer.lines.append(Line((state.name,), (axes_in(state.groups),), begun(state, step)))
+            if not self._is_step(state, step):
+                return None
+            lines.append(self._defined(state, begun(state, step)))
             self.known.setdefault(steps[state.name], state.now)
-        for line in self.behind:
-            _, _, args = _parts(line)
-            self.writer.lines.append(
-                _line(line, tuple(self.started(replaced(arg, self.known)) for arg in args))
-            )
+        return lines
 
-    def _check(self, state: State, step: Expr) -> None:
-        """Raises Unsupported for a step that does not merge, with the first of its operators that is none."""
-        behind = {name: line for line in self.behind for name in line.names}
-        for each in walk(step):
-            if isinstance(each, Load) and each.tensor in behind:
-                word = each.tensor.rstrip("0123456789")
-                raise Unsupported(f"its step reads the state at all of an axis ({word}): {STEPS}")
-        if self._is_step(state, step):
-            law, _ = step_of(replaced(step, {state.before: BEFORE[0]}), BEFORE) or (None, ())
-            if law in EXTREMES.values() and not state.start.is_real:
-                raise Unsupported("its step is an extreme of integers (torch.cummax and cummin have those)")
-            return
-        for name, value in self.called.operators:
-            groups = self.writer.axes(value.shape, value.layout)
-            part = replaced(self._moved(value.at([position(group) for group in groups])), self.known)
-            if not self._is_step(state, part):
-                raise Unsupported(f"its step computes {name} of the state: {STEPS}")
-        raise Unsupported(f"its step reads the state at another position: {STEPS}")
+    def _defined(self, state: State, expr: Expr) -> Line:
+        return Line((state.name,), (axes_in(state.groups),), expr)
+
+    def _begun(self, line: Line) -> Line:
+        """What reads states one position before, as it is from the first one on."""
+        _, _, args = _parts(line)
+        return _line(line, tuple(self.started(replaced(arg, self.known)) for arg in args))
 
     def _is_step(self, state: State, expr: Expr) -> bool:
-        reads = {each for each in walk(expr) if isinstance(each, Load) and each.tensor == state.name}
-        return (
-            reads <= {state.before} and step_of(replaced(expr, {state.before: BEFORE[0]}), BEFORE) is not None
-        )
+        """Whether an expression is a step of one state that merges. Raises Unsupported for an extreme of integers, which has none before
+        the first."""
+        names = {state.name, *(name for line in self.behind for name in line.names)}
+        if {each for each in walk(expr) if isinstance(each, Load) and each.tensor in names} - {state.before}:
+            return False
+        law, _ = step_of(replaced(expr, {state.before: BEFORE[0]}), BEFORE) or (None, ())
+        if law in EXTREMES.values() and not state.start.is_real:
+            raise Unsupported("its step is an extreme of integers (torch.cummax and cummin have those)")
+        return law is not None
 
     def makes_of_nothing(self, state: State, step: Expr) -> Expr | None:
         """What a step makes of the value that a recurrence has before the first position; None where it reads other states there."""
@@ -343,6 +334,18 @@ class Steps:
             if expr is state.now:
                 return state.values
         return self.writer.defined(Value(shape, y.dtype, groups, y.read), groups, expr, "scan")
+
+
+def _reads(*exprs: Expr) -> set[str]:
+    return {node.tensor for node in walk(*exprs) if isinstance(node, Load)}
+
+
+def _makers_first(lines: Sequence[Line]) -> list[Line]:
+    """Definitions, each after those that it reads and that do not read it."""
+    made = {name: line for line in lines for name in line.names}
+    graph = {name: sorted(_reads(*_parts(line)[2]) & made.keys()) for name, line in made.items()}
+    below = {name: {name, *post_order(graph[name], graph.__getitem__)} for name in made}
+    return sorted(lines, key=lambda line: len(below[line.names[0]]))
 
 
 BEFORE = [itself("state", "t", False, distance) for distance in range(1, MOST_BEFORE + 1)]
