@@ -156,9 +156,58 @@ def normalised_exact(t: Values) -> T:
     return recurrent(q, r, t["v"]) / recurrent(q, r, torch.ones_like(t["v"][:, :, :1]))
 
 
+def lstm(t: Values) -> T:
+    """The state after each position, of which gates are read at the next one."""
+    h = c = torch.zeros_like(t["xf"][:, 0])
+    found = []
+    for at in range(t["xf"].shape[1]):
+        f, u, o, g = (h @ t["w" + gate].mT + t["x" + gate][:, at] for gate in "fuog")
+        c = f.sigmoid() * c + u.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        found.append(h)
+    return torch.stack(found, 1)
+
+
+def gru(t: Values) -> T:
+    h, found = torch.zeros_like(t["xz"][:, 0]), []
+    for at in range(t["xz"].shape[1]):
+        z = (h @ t["wz"].mT + t["xz"][:, at]).sigmoid()
+        reset = (h @ t["wr"].mT + t["xr"][:, at]).sigmoid()
+        new = (reset * (h @ t["wn"].mT) + t["xn"][:, at]).tanh()
+        h = new + z * (h - new)
+        found.append(h)
+    return torch.stack(found, 1)
+
+
+def delta_rule(t: Values) -> T:
+    """The state after each position, times its query: gates of each row, or of each feature."""
+    q, r, v, gates = t["q"], t["r"], t["v"], torch.exp(-t["g"].abs())
+    state = q.new_zeros(q.shape[0], q.shape[2], v.shape[2])
+    found = []
+    for at in range(q.shape[1]):
+        state = state * (gates[:, at, :, None] if gates.dim() == 3 else gates[:, at, None, None])
+        key = r[:, at, :, None]
+        new = t["b"][:, at, None, None].sigmoid() * (v[:, at, None] - key.mT @ state)
+        state = state + key * new
+        found.append((q[:, at, None] @ state)[:, 0])
+    return torch.stack(found, 1)
+
+
 PREFIX = "j: axis[k]\ny[i,j] = "
 GATES = "j: axis[k]\nl: axis[k]\n"
 ATTENTION: dict[str, Any] = {"length": 2048, "rows": 4, "scaled": {"g": 0.1}}
+
+CELL: dict[str, Any] = {
+    "length": 512,
+    "rows": 32,
+    "scaled": dict.fromkeys(("wf", "wu", "wo", "wg", "wz", "wr", "wn"), 0.1),
+}
+DELTA: dict[str, Any] = {"length": 512, "rows": 4, "scaled": {"g": 0.1, "r": 0.1}}
+BEFORE = "sum[e](w{0}[d,e] * y[i,k-1,e]) + x{0}[i,k,d]"
+ERASED = (
+    "h[i,k,d,e] = p[i,k,d,e] + sigmoid(b[i,k]) * r[i,k,d] * (v[i,k,e] - sum[d_2](r[i,k,d_2] * p[i,k,d_2,e]))\n"
+    "y[i,k,e] = sum[d](q[i,k,d] * h[i,k,d,e])\nreturn y"
+)
 
 PROGRAMS: dict[str, Scan] = {
     "cumsum": Scan(f"{PREFIX}sum[k](where(k <= j, x[i,k], 0))", lambda t: t["x"].cumsum(1)),
@@ -264,6 +313,22 @@ PROGRAMS: dict[str, Scan] = {
         lambda t: recurrent(t["q"], t["r"], t["v"], -t["g"].abs()),
         **ATTENTION,
     ),
+    "LSTM": Scan(
+        f"f[i,k,d] = sigmoid({BEFORE.format('f')})\nu[i,k,d] = sigmoid({BEFORE.format('u')})\n"
+        f"o[i,k,d] = sigmoid({BEFORE.format('o')})\ng[i,k,d] = tanh({BEFORE.format('g')})\n"
+        "c[i,k,d] = f[i,k,d] * c[i,k-1,d] + u[i,k,d] * g[i,k,d]\ny[i,k,d] = o[i,k,d] * tanh(c[i,k,d])\nreturn y",
+        lstm,
+        **CELL,
+    ),
+    "GRU": Scan(
+        f"z[i,k,d] = sigmoid({BEFORE.format('z')})\nr[i,k,d] = sigmoid({BEFORE.format('r')})\n"
+        "n[i,k,d] = tanh(r[i,k,d] * sum[e](wn[d,e] * y[i,k-1,e]) + xn[i,k,d])\n"
+        "y[i,k,d] = n[i,k,d] + z[i,k,d] * (y[i,k-1,d] - n[i,k,d])\nreturn y",
+        gru,
+        **CELL,
+    ),
+    "gated delta rule": Scan(f"p[i,k,d,e] = exp(-abs(g[i,k])) * h[i,k-1,d,e]\n{ERASED}", delta_rule, **DELTA),
+    "KDA": Scan(f"p[i,k,d,e] = exp(-abs(g[i,k,d])) * h[i,k-1,d,e]\n{ERASED}", delta_rule, **DELTA),
 }
 
 
