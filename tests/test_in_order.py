@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from eqfuse.proof.derivation import Derivation
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Output, call, transform
 from eqfuse.terms.parser import parse
 from eqfuse.tile.triton.launch import interpret
+from eqfuse.vendor.files import write
 from eqfuse.verify.equivalence import equivalent
 
 A = npt.NDArray[Any]
@@ -386,6 +388,33 @@ def test_a_gradient_of_a_recurrence_from_the_last_position() -> None:
         torch.testing.assert_close(value.grad.double(), exact[name].grad, rtol=1e-4, atol=1e-5)
 
 
+def test_batches_tangents_and_second_derivatives() -> None:
+    kernel = eq.compile(
+        "u[i,t] = sin(h[i,t-1])\nh[i,t] = tanh(u[i,t] + x[i,t])\ny[i] = h[i,N(t)-1]\nreturn y", native="off"
+    )
+
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros_like(x[:, 0])
+        for each in x.unbind(1):
+            h = torch.tanh(h.sin() + each)
+        return h
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return kernel(x=x)
+
+    def twice(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    x, several = torch.randn(3, 6), torch.randn(2, 3, 6)
+    torch.testing.assert_close(torch.vmap(ours)(several), torch.stack([loop(each) for each in several]))
+    along = (x.clone(),), (torch.ones_like(x),)
+    for found, wanted in zip(torch.func.jvp(ours, *along), torch.func.jvp(loop, *along), strict=True):
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(twice(ours, x), twice(loop, x), rtol=1e-4, atol=1e-5)
+
+
 def test_a_wrong_gradient_is_refused() -> None:
     source = "h[i,t] = tanh(h[i,t-1] + x[i,t])\nreturn h"
     text = eq.grad(source)
@@ -437,6 +466,7 @@ def test_axes_of_a_state_have_its_extents() -> None:
         (lambda k: k.init(), "no stream"),
         (lambda k: k.aggregate, "no stream"),
         (lambda k: eq.shard(k, 2, {"b": "x"}), "not sharded"),
+        (lambda k: write(k, {"b": 2, "i": 3, "t": 4}, Path("none"), "rnn"), "not written"),
     ],
 )
 def test_what_wants_a_merge_says_so(use: Callable[[eq.Kernel], object], why: str) -> None:

@@ -14,7 +14,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.names import Names
 from eqfuse.operator.content import kernel_of, names_in, operator_of
 from eqfuse.operator.derivative import untraced
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Program, post_order
 from eqfuse.terms.parser import parse
 from eqfuse.terms.syntax import Declaration, Definition, Source, statements
 
@@ -30,16 +30,15 @@ def batched(
     read = Source.of(source)
     found = statements(read)
     axis = _fresh(read)
+    reads = {each.name: sorted(_names(each.value)) for each in found if isinstance(each, Definition)}
     grown = set(names)
-    for statement in found:
-        if isinstance(statement, Definition) and not grown.isdisjoint(_names(statement.value)):
-            grown.add(statement.name)
+    grown |= {n for n in reads if not grown.isdisjoint(post_order([n], lambda name: reads.get(name, ())))}
     lines = [_line(node, axis, grown) for node in read.module().body]
     declared = {statement.name for statement in found if isinstance(statement, Declaration)}
     program = parse(source, scalars=dict(scalars))
     integers = [name for name in program.integers if name in grown and name not in declared]
     text = "\n".join([*(f"{name}: i64[{axis}]" for name in integers), *lines])
-    return text, tuple(output.name in grown for output in program.outputs)
+    return text, tuple(output.name in grown for output in program.returned)
 
 
 def _fresh(source: Source) -> str:

@@ -258,5 +258,5 @@ def _derived(
 
     made = called(derivative.content, values, gradient_sizes(known, found, shapes))
     results = made if isinstance(made, tuple) else (made,)
-    outputs = (like[output.name] for output in known.outputs)
+    outputs = (like[output.name] for output in known.returned)
     return [r.to(dtype).reshape(shape) for r, (shape, dtype) in zip(results, outputs, strict=True)]
