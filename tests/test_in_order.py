@@ -17,7 +17,7 @@ from eqfuse.errors import EqfuseError, ParseError
 from eqfuse.loops.check import NestError, check
 from eqfuse.loops.nodes import Loop, Nest, Store
 from eqfuse.proof.derivation import Derivation
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Output, call, transform
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Output, call, reductions, transform
 from eqfuse.terms.parser import parse
 from eqfuse.tile.triton.launch import interpret
 from eqfuse.vendor.files import write
@@ -368,10 +368,18 @@ def test_gradients(kernels: dict[str, eq.Kernel], name: str, length: int) -> Non
 
 
 def test_the_gradient_is_a_recurrence_in_the_other_direction() -> None:
-    text = eq.grad("h[i,t] = tanh(h[i,t-1] + x[i,t])\nreturn h")
-    forwards, backwards = parse(text).in_order
+    forwards, backwards = parse(eq.grad(RNN)).in_order
     assert not forwards.backwards and backwards.backwards
+
+
+def test_a_gradient_that_passes_on_one_number_is_scanned() -> None:
+    """It is affine in what the position after it passes on."""
+    text = eq.grad("h[i,t] = tanh(h[i,t-1] + x[i,t])\nreturn h")
     assert "dh_2[i, t + 1] * (1 - sq(h[i, t + 1]))" in text
+    program = parse(text)
+    (forwards,) = program.in_order
+    assert not forwards.backwards
+    assert "linear_recurrence.h" in {node.op for node in reductions(*(o.expr for o in program.outputs))}
 
 
 def test_a_gradient_of_a_recurrence_from_the_last_position() -> None:
