@@ -16,6 +16,7 @@ import eqfuse as eq
 from eqfuse.errors import EqfuseError, ParseError
 from eqfuse.loops.check import NestError, check
 from eqfuse.loops.nodes import Loop, Nest, Store
+from eqfuse.loops.walk import rewritten, statements
 from eqfuse.proof.derivation import Derivation
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Output, call, reductions, transform
 from eqfuse.terms.parser import parse
@@ -542,13 +543,9 @@ def _changed_loads(nest: Nest, change: Callable[[Load], Expr]) -> Nest:
         return change(node) if isinstance(node, Load) and node.tensor == "h" else node
 
     (kernel,) = nest.kernels
-    (loop,) = kernel.body
-    assert isinstance(loop, Loop)
-    body = tuple(
-        replace(stmt, expr=transform(stmt.expr, step)) if not isinstance(stmt, Loop) else stmt
-        for stmt in loop.body
+    return replace(
+        nest, kernels=(replace(kernel, body=rewritten(kernel.body, lambda e: transform(e, step))),)
     )
-    return replace(nest, kernels=(replace(kernel, body=(replace(loop, body=body),)),))
 
 
 @pytest.mark.parametrize(
@@ -585,4 +582,4 @@ def test_stores_of_a_nest_are_of_the_states() -> None:
     (kernel,) = nest.kernels
     (loop,) = kernel.body
     assert isinstance(loop, Loop) and loop.unit
-    assert {stmt.tensor for stmt in loop.body if isinstance(stmt, Store)} == {"h", "c"}
+    assert {stmt.tensor for stmt in statements(loop.body) if isinstance(stmt, Store)} == {"h", "c"}

@@ -55,6 +55,9 @@ if TYPE_CHECKING:  # loaded by those who ask: a start that finds what an earlier
 RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
 
+WHOLE_STEP = 64
+"""Positions of an axis of a state up to which a step on a GPU has all of it at once: weights then stay on chip."""
+
 MAX_SHARDS = 256
 """Two thread blocks on every SM, in powers of two, of one row that is shared out."""
 
@@ -176,12 +179,20 @@ class PlanSearch:
         extents: Mapping[str, int],
     ) -> tuple[Candidate, dict[str, float]]:
         """The plan with these schedules, and the seconds of each of its kernels."""
-        plans = tuple(
-            replace(plan, library=self._library(kernel)) if schedules[kernel.name] == "library" else plan
-            for kernel in kernels
-            for plan in [_scheduled(kernel, schedules[kernel.name], extents)]
+        made = ((kernel, _scheduled(kernel, schedules[kernel.name], extents)) for kernel in kernels)
+        plans = (
+            replace(plan, library=self._library(kernel))
+            if schedules[kernel.name] == "library"
+            else self._in_tiles(plan, extents)
+            for kernel, plan in made
         )
-        return self._priced(plans, name, extents)
+        return self._priced(tuple(plans), name, extents)
+
+    def _in_tiles(self, plan: KernelPlan, extents: Mapping[str, int]) -> KernelPlan:
+        """The plan of a kernel whose steps walk long axes of states in tiles, where a block on a GPU has no room for all of them."""
+        if plan.in_order is None or self.device.kind == "cpu":
+            return plan
+        return replace(plan, whole=tuple(a for a in plan.whole if extents.get(a, 1) <= WHOLE_STEP))
 
     def _priced(
         self, plans: tuple[KernelPlan, ...], name: Schedule, extents: Mapping[str, int]

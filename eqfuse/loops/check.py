@@ -142,7 +142,7 @@ class _KernelCheck:
         self.positions.update(self.kernel.parallel)
         for loop in (stmt for stmt in self.kernel.body if isinstance(stmt, Loop) and stmt.unit):
             self.walked.add(loop.axis)
-            self.stored |= {stmt.tensor: stmt for stmt in loop.body if isinstance(stmt, Store)}
+            self.stored |= {stmt.tensor: stmt for stmt in statements(loop.body) if isinstance(stmt, Store)}
         self._body(self.kernel.body)
 
     def _fail(self, text: str) -> NestError:

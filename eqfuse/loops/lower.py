@@ -212,11 +212,19 @@ class _KernelLowering:
         """The kernel that walks an axis and stores the states of a recurrence at each position, of those that it has stored before."""
         build, axis = self._builder(self._plan.parallel), steps.axis
         at = {axis: steps.place}
+        whole = {axis, *self._plan.parallel, *self._plan.whole}
+        tiled: dict[tuple[str, ...], list[Output]] = {}
+        for output in self._plan.outputs:
+            self._context.output(output)
+            tiled.setdefault(tuple(each for each in output.axes if each not in whole), []).append(output)
         with build.loop(axis, Const(0), Size(axis), unit=True):
-            for output in self._plan.outputs:
-                self._context.output(output)
-                index = tuple(at.get(each, Axis(each)) for each in output.axes)
-                build.store(output.name, output.axes, substitute_axes(output.expr, at), index)
+            for axes, outputs in tiled.items():
+                with ExitStack() as loops:
+                    for each in axes:
+                        loops.enter_context(build.loop(each, Const(0), Size(each)))
+                    for output in outputs:
+                        index = tuple(at.get(each, Axis(each)) for each in output.axes)
+                        build.store(output.name, output.axes, substitute_axes(output.expr, at), index)
         return Kernel(self._plan.name, build.parallel, build.body, *self._context.known)
 
     def _scans(self) -> Iterator[Kernel]:
