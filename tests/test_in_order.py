@@ -193,6 +193,16 @@ def test_triton(name: str) -> None:
     assert text.count("tl.debug_barrier()") == 1
 
 
+def test_triton_walks_long_axes_of_states_in_tiles() -> None:
+    kernel = eq.compile(f"i: axis[80]\n{RNN}", target="sm_90", verify=False)
+    (steps,) = kernel.loops.kernels
+    assert [stmt.axis for stmt in statements(steps.body) if isinstance(stmt, Loop)] == ["t", "i"]
+    given = drawn(W=(80, 80), x=(2, 80, 4))
+    given["W"] /= 10
+    found = interpret(kernel.triton, "fused_h", **{n: torch.tensor(v).float() for n, v in given.items()})
+    np.testing.assert_allclose(found.numpy(), rnn(given), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 3e-3), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("name", ["rnn", "lstm", "delta rule"])
 def test_half_precision(

@@ -31,8 +31,14 @@ def batched(
     found = statements(read)
     axis = _fresh(read)
     reads = {each.name: sorted(_names(each.value)) for each in found if isinstance(each, Definition)}
+
+    def below(name: str) -> list[str]:
+        return reads.get(name, [])
+
     grown = set(names)
-    grown |= {n for n in reads if not grown.isdisjoint(post_order([n], lambda name: reads.get(name, ())))}
+    for name in reads:
+        made_of: set[str] = set(post_order([name], below))
+        grown |= set() if grown.isdisjoint(made_of) else {name}
     lines = [_line(node, axis, grown) for node in read.module().body]
     declared = {statement.name for statement in found if isinstance(statement, Declaration)}
     program = parse(source, scalars=dict(scalars))
