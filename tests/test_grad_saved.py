@@ -259,6 +259,40 @@ def test_second_derivatives_read_inputs_alone() -> None:
     assert torch.allclose(second, torch.autograd.grad(exact_first.pow(2).sum(), x)[0])
 
 
+LOSS = "loss = mean[i](softplus(x[i]) * s[i])"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("graph", ["none", "aot_eager"])
+def test_the_cotangent_of_a_loss_is_not_read_on_the_host(
+    graph: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it waits for the device, at every backward."""
+    kernel = eq.compile(LOSS)
+    assert "dloss[0]" in saved(LOSS, ("x",)).backward and "dloss[" not in saved(LOSS, ("x",)).whole
+    call = kernel if graph == "none" else torch.compile(lambda x, s: kernel(x=x, s=s), backend=graph)
+    x, s = torch.randn(7).to(dtype).requires_grad_(), torch.randn(7).to(dtype)
+    loss, weight = call(x=x, s=s), torch.tensor(3.0, dtype=dtype)
+    torch.autograd.grad(loss, x, weight, retain_graph=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "item", lambda tensor: pytest.fail("a number was read"))
+        (found,) = torch.autograd.grad(loss, x, weight)
+    expected = 3 * torch.sigmoid(x.double()) * s / 7
+    assert found.dtype == dtype and torch.allclose(
+        found.double(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5
+    )
+
+
+def test_a_loss_beside_other_outputs_without_a_cotangent() -> None:
+    kernel = eq.compile(f"{LOSS}\ny[i] = sq(x[i])\nreturn loss, y")
+    x, s = torch.randn(7, requires_grad=True), torch.randn(7)
+    (found,) = torch.autograd.grad(kernel(x=x, s=s)[1].sum(), x)
+    assert torch.allclose(found, 2 * x)
+    (found,) = torch.autograd.grad(kernel(x=x, s=s)[0], x, create_graph=True)
+    assert torch.allclose(found, torch.sigmoid(x) * s / 7)
+    assert torch.autograd.grad(found.sum(), x)[0].abs().sum() > 0
+
+
 def test_an_output_that_was_changed_is_told() -> None:
     kernel = eq.compile(CASES["softmax"].source)
     x = torch.randn(4, 9, requires_grad=True)

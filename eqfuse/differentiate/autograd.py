@@ -24,6 +24,7 @@ from torch._C._functorch import maybe_current_level
 from eqfuse.differentiate.certify import certify_gradient, certify_jvp
 from eqfuse.differentiate.divide import Callee, ChunkedCall
 from eqfuse.differentiate.gradient import (
+    as_read,
     cotangents,
     differentiable,
     divided,
@@ -385,6 +386,10 @@ class DifferentiableCall:
         meets again, and raises."""
         if threading.main_thread().is_alive():  # else Python ends, and waits for this thread
             known = _known(self, values, self.tracked, False)
+            program = known.backward.kernel.program
+            for above in cotangents(self.gradients.program).values():
+                if above in values:
+                    values[above] = as_read(program, above, values[above])
             read = {name: values[name] for name in known.reads if name in values}
             tensors = {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
             numbers = {name: value for name, value in read.items() if name not in tensors}
@@ -511,7 +516,7 @@ def _pulled_back(
         if name in named:
             if value is None:
                 value = torch.zeros((), dtype=dtype, device=device).expand(shape)
-            values[named[name]] = value
+            values[named[name]] = as_read(known.backward.kernel.program, named[name], value)
     values.update(saved)
     read = {name: values[name] for name in known.reads if name in values}
     made = known.backward.kernel(**read, sizes=known.sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eqfuse import limits
 from eqfuse.differentiate.polynomial import Polynomial, atom, collected, expression
@@ -20,6 +20,9 @@ from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.sizes import places
 from eqfuse.terms.types import KINDS, kinds, program_dtypes
 from eqfuse.threads import deep
+
+if TYPE_CHECKING:  # its tensors are passed on
+    import torch
 
 
 def differentiable(program: Program) -> tuple[str, ...]:
@@ -137,6 +140,11 @@ def _sized(adjoint: Program, named: Mapping[str, str]) -> dict[str, str]:
         if lines:
             found[tangent] = "\n".join(lines)
     return found
+
+
+def as_read(gradient: Program, name: str, cotangent: torch.Tensor) -> torch.Tensor:
+    """A cotangent as a gradient reads it: one without dimensions as a scalar, or as a tensor of one element (see `saved`)."""
+    return cotangent.reshape(1) if not cotangent.ndim and name not in gradient.scalars else cotangent
 
 
 def gradient_sizes(

@@ -36,7 +36,8 @@ and 400 on its matrix units."""
 @dataclass(frozen=True)
 class Saved:
     """Two programs for a gradient. `forward` gives the outputs and then the `residuals`; `backward` reads them and those
-    of `outputs`, besides inputs and cotangents. `whole` is the backward with the definitions of all that it reads."""
+    of `outputs`, besides inputs and cotangents. The cotangent of an output without axes is a tensor of one element: a scalar would be read on the
+    host, which waits for a GPU. `whole` is the backward with the definitions of all that it reads, and with such cotangents as scalars."""
 
     forward: str
     backward: str
@@ -106,7 +107,15 @@ class _Saving:
         bounds = [(_read_as(moved, one), _read_as(moved, other)) for one, other in shares.bounded]
         at_most = [pair for pair in bounds if self._reads_given(pair, results, given)]
         self._put(self._rounded(results, given))
-        backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most, dtypes=self.dtypes)
+        backward = text_of(
+            self.steps,
+            results,
+            self.notes,
+            given=given,
+            at_most=at_most,
+            dtypes=self.dtypes,
+            in_memory=self.cotangents,
+        )
         # What is saved is made as the program makes it.
         known = {**self.by_name, **{step.name: step for step in written}}
         self._put({name: replace(known[name], written=True) for name in saved})

@@ -198,11 +198,13 @@ def pulled_back(
 ) -> dict[str, torch.Tensor]:
     """The gradients by the inputs `wanted`, in their shapes and dtypes, of outputs with cotangents `given`; `numbers` are all other
     values by name."""
-    from eqfuse.differentiate.gradient import cotangents  # derivatives are for those who ask
+    from eqfuse.differentiate.gradient import as_read, cotangents  # derivatives are for those who ask
 
     named = cotangents(kernel.program)
-    outputs = (output.name for output in kernel.program.returned)
-    values = {named[name]: value for name, value in zip(outputs, given, strict=True) if name in named}
+    above = {
+        o.name: value for o, value in zip(kernel.program.returned, given, strict=True) if o.name in named
+    }
+    values = {named[name]: as_read(gradient.program, named[name], value) for name, value in above.items()}
     like = {named[name]: (tensors[name].shape, tensors[name].dtype) for name in wanted}
     made = _derived(kernel, gradient, tensors, {**numbers, **values}, sizes, like)
     return dict(zip(wanted, made, strict=True))

@@ -311,7 +311,7 @@ def test_gradients(library, threads):
         weights = {{}}
         for place, (output, above) in {real}.items():
             cotangent = np.asarray(random.normal(size=values[output].shape)).astype(values[output].dtype)
-            values[above] = cotangent if cotangent.ndim else float(cotangent)
+            values[above] = cotangent.reshape(-1)
             weights[place] = np.asarray(cotangent, float)
         made = call(library, "{name}_backward", values, threads)
         for name, gradient in {gradients}.items():
@@ -330,7 +330,7 @@ def _test_in_c(
         for each, output in zip(made.results, made.forward.program.outputs, strict=True):
             domains = made.forward.program.domains
             shapes[each] = tuple(sizes[domains.get(axis, axis)] for axis in output.axes)
-        shapes |= {of: shapes[each] for each, of in cotangents(program).items() if each in shapes}
+        shapes |= {of: shapes[each] or (1,) for each, of in cotangents(program).items() if each in shapes}
     listed = "".join(
         f'    "{each}": {_row(function, sizes, shapes)},\n' for each, function in functions.items()
     )

@@ -201,9 +201,9 @@ def _function(made: Differentiated, name: str) -> str:
     saved = [*tensors, *(each for each in kept if each not in tensors)]
     read = [*(tensor.name for tensor in backward.tensors), *backward.scalars]
     cast = [
-        f"{each} = {each}.to({NAMED[dtypes[each]]})"
-        for each in above
-        if each in dtypes  # that of an output without axes is a number
+        f"{each} = {each}.to({NAMED[dtypes[each]]}){'' if output.axes else '.reshape(1)'}"
+        for each, output in zip(above, made.kernel.program.outputs, strict=True)
+        if each in dtypes
     ]
     gradients = [named[each] for each in made.names]
     given = {each: f"{named[each]}.to({each}.dtype).reshape({each}.shape)" for each in made.names}
