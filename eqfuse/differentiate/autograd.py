@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._C._functorch import maybe_current_level
@@ -303,8 +303,8 @@ class DifferentiableCall:
     tracked: tuple[str, ...]
     sizes: Mapping[str, int] | None
     saves: str | None
-    pulled: dict[tuple[tuple[str, ...], bool], Pulled] = field(default_factory=dict)
-    """What backwards have run, by the inputs of gradients and whether these may be differentiated again."""
+    pulled: dict[tuple[tuple[bool, ...], bool], Pulled] = field(default_factory=dict)
+    """What backwards have run, by which tensors need a gradient and whether that may be differentiated again."""
     beforehand: list[Future[None]] = field(default_factory=list)
     """What makes the backward ready before it is called."""
 
@@ -367,41 +367,49 @@ class DifferentiableCall:
         begun.add(like)
         return True
 
-    def _absent(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the backward of a call reads, without memory: of its inputs, of what its forward gives, and of cotangents."""
+    def _absent(self, values: Mapping[str, Any]) -> Pullback:
+        """What the backward of a call is given, without memory."""
         kernel, sizes = self._runs
-        tensors = {name: Absent.like(values[name]) for name in self.names}
+        tensors = [Absent.like(values[name]) for name in self.names]
         numbers = {name: values[name] for name in self.numbers}
-        made = kernel.shaped({name: x.meta for name, x in tensors.items()}, numbers, sizes or {})
-        place = next(iter(tensors.values())).device
-        outputs = *self.gradients.outputs, *self.forward.residuals
-        given = {name: Absent(x, place) for name, x in zip(outputs, made, strict=True)}
-        named = cotangents(self.gradients.program)
-        beside = {named[name]: given[name] for name in self.gradients.outputs if name in named}
-        saved = (*self.forward.outputs, *self.forward.residuals)
-        return {**numbers, **tensors, **{name: given[name] for name in saved}, **beside}
+        named = {name: each.meta for name, each in zip(self.names, tensors, strict=True)}
+        shaped = kernel.shaped(named, numbers, sizes or {})
+        made = [Absent(each, tensors[0].device) for each in shaped]
+        every = (*tensors, *(made[place] for place in self.saved.values()))
+        return Pullback(every, made[: len(self.gradients.outputs)], numbers)
 
-    def _make_ready(self, values: dict[str, Any]) -> None:
+    def _make_ready(self, given: Pullback) -> None:
         """Derives, plans, verifies and begins to compile the backward of a call by all of its tracked inputs. What goes wrong the backward
         meets again, and raises."""
         if threading.main_thread().is_alive():  # else Python ends, and waits for this thread
-            known = _known(self, values, self.tracked, False)
-            program = known.backward.kernel.program
-            for above in cotangents(self.gradients.program).values():
-                if above in values:
-                    values[above] = as_read(program, above, values[above])
-            read = {name: values[name] for name in known.reads if name in values}
+            known = _known(self, given, self.tracked, False)
+            read = known.read(given)
             tensors = {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
             numbers = {name: value for name, value in read.items() if name not in tensors}
             known.backward.kernel.make_ready(tensors, numbers, known.sizes)
 
-    def arguments(self, numbers: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        return {**numbers, **dict(zip(self.names, tensors, strict=True))}
+    @cached
+    def saved(self) -> Mapping[str, int]:
+        """What the gradient reads of a forward: its places among what that gives, by name."""
+        places = {name: place for place, name in enumerate(self.gradients.outputs)}
+        count = len(places)
+        residuals = {name: count + place for place, name in enumerate(self.forward.residuals)}
+        return {**{name: places[name] for name in self.forward.outputs}, **residuals}
+
+    @cached
+    def constant(self) -> tuple[int, ...]:
+        """The places of what a forward gives that has no gradient."""
+        outputs, differentiable = self.gradients.outputs, self.gradients.outputs_by(self.tracked)
+        every = range(len(outputs) + len(self.forward.residuals))
+        return tuple(
+            place for place in every if place >= len(outputs) or outputs[place] not in differentiable
+        )
 
     def made(self, numbers: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs and the residuals."""
         kernel, sizes = self._runs
-        found = kernel(**self.arguments(numbers, tensors), sizes=sizes)
+        values = dict(zip(self.names, tensors, strict=True))
+        found = kernel(**values, **numbers, sizes=sizes)
         return found if isinstance(found, tuple) else (found,)
 
 
@@ -464,85 +472,80 @@ def _keep(
     made: Sequence[torch.Tensor],
 ) -> None:
     """Keeps what the gradient reads."""
-    names = call.gradients.outputs
-    outputs, residuals = made[: len(names)], made[len(names) :]
-    forward = call.forward
-    by_name = dict(zip(names, outputs, strict=True))
-    saved = {name: by_name[name] for name in forward.outputs}
-    saved |= dict(zip(forward.residuals, residuals, strict=True))
     ctx.call, ctx.numbers = call, numbers
-    ctx.saved = tuple(saved)
-    ctx.shapes = [(value.shape, value.dtype, value.device) for value in outputs]
-    ctx.save_for_backward(*tensors, *saved.values())
-    differentiable = call.gradients.outputs_by(call.tracked)
-    constant = [value for name, value in by_name.items() if name not in differentiable]
-    ctx.mark_non_differentiable(*constant, *residuals)
+    ctx.forms = [(value.shape, value.dtype, value.device) for value in made[: len(call.gradients.outputs)]]
+    ctx.save_for_backward(*tensors, *[made[place] for place in call.saved.values()])
+    if call.constant:
+        ctx.mark_non_differentiable(*[made[place] for place in call.constant])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    call: DifferentiableCall = ctx.call
-    count = len(call.names)
-    every: tuple[torch.Tensor, ...] = ctx.saved_tensors  # a checkpoint gives them once
-    tensors, saved = every[:count], dict(zip(ctx.saved, every[count:], strict=True))
-    needed = zip(call.names, ctx.needs_input_grad[2:], strict=True)
-    wanted = tuple(name for name, is_needed in needed if is_needed)
-    values = call.arguments(ctx.numbers, tensors)
-    made = _pulled_back(call, values, saved, wanted, cotangents[: len(ctx.shapes)], ctx.shapes)
-    found = dict(zip(wanted, made, strict=True))
-    return None, None, *(found.get(name) for name in call.names)
-
-
-def _pulled_back(
-    call: DifferentiableCall,
-    values: dict[str, Any],
-    saved: Mapping[str, torch.Tensor],
-    wanted: tuple[str, ...],
-    given: Sequence[torch.Tensor | None],
-    shapes: Sequence[tuple[torch.Size, torch.dtype, torch.device]],
-) -> Iterator[torch.Tensor]:
-    """The gradients by the inputs `wanted`, in their dtypes. Where they may be differentiated again, nothing that was saved
+    """The gradients by the inputs that need one, in their dtypes. Where they may be differentiated again, nothing that was saved
     is read: it would count as a constant."""
-    gradients = call.gradients
-    named = cotangents(gradients.program)
-    key = wanted, torch.is_grad_enabled()
+    call: DifferentiableCall = ctx.call
+    above = [
+        torch.zeros((), dtype=dtype, device=device).expand(shape) if value is None else value
+        for value, (shape, dtype, device) in zip(cotangents, ctx.forms, strict=False)
+    ]
+    given = Pullback(ctx.saved_tensors, above, ctx.numbers)  # a checkpoint gives them once
+    key = ctx.needs_input_grad[2:], torch.is_grad_enabled()
     known = call.pulled.get(key)
     if known is None:
         for each in call.beforehand:
             each.cancel()  # where it has not begun
-        known = call.pulled[key] = _known(call, values, *key)
-    gradients.latest = known.backward
-    for name, value, (shape, dtype, device) in zip(gradients.outputs, given, shapes, strict=True):
-        if name in named:
-            if value is None:
-                value = torch.zeros((), dtype=dtype, device=device).expand(shape)
-            values[named[name]] = as_read(known.backward.kernel.program, named[name], value)
-    values.update(saved)
-    read = {name: values[name] for name in known.reads if name in values}
-    made = known.backward.kernel(**read, sizes=known.sizes)
-    for name, value in zip(wanted, made if isinstance(made, tuple) else (made,), strict=True):
-        wide = values[name]
-        value = value if value.dtype == wide.dtype else value.to(wide.dtype)
-        yield value if value.shape == wide.shape else value.reshape(wide.shape)
+        wanted = tuple(name for name, is_needed in zip(call.names, key[0], strict=True) if is_needed)
+        known = call.pulled[key] = _known(call, given, wanted, key[1])
+    call.gradients.latest = known.backward
+    made = known.backward.kernel(**known.read(given), sizes=known.sizes)
+    found: list[torch.Tensor | None] = [None] * len(call.names)
+    for place, value in zip(known.results, made if isinstance(made, tuple) else (made,), strict=True):
+        like = given.tensors[place]
+        value = value if value.dtype == like.dtype else value.to(like.dtype)
+        found[place] = value if value.shape == like.shape else value.reshape(like.shape)
+    return None, None, *found
 
 
 MOST_CALLS = 1024
 
 
+class Pullback(NamedTuple):
+    """What a backward is given: the `tensors` of the call and what is saved of its forward, a cotangent for each output, and numbers by name."""
+
+    tensors: Sequence[torch.Tensor]
+    cotangents: Sequence[torch.Tensor]
+    numbers: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Pulled:
-    """What the backward of calls that are alike runs: what its kernel reads, and the sizes that it is given."""
+    """What the backward of calls that are alike runs, and what its kernel reads by name: places of tensors, of cotangents, and numbers. It is given
+    `sizes`; `results` are the places of the inputs that its gradients are by."""
 
     backward: Backward
-    reads: tuple[str, ...]
+    tensors: tuple[tuple[str, int], ...]
+    cotangents: tuple[tuple[str, int], ...]
+    numbers: tuple[str, ...]
     sizes: Mapping[str, int]
+    results: tuple[int, ...]
+
+    def read(self, given: Pullback) -> dict[str, Any]:
+        """The arguments of the kernel."""
+        program = self.backward.kernel.program
+        found: dict[str, Any] = {name: given.tensors[place] for name, place in self.tensors}
+        for name, place in self.cotangents:
+            found[name] = as_read(program, name, given.cotangents[place])
+        for name in self.numbers:
+            found[name] = given.numbers[name]
+        return found
 
 
 def _known(
-    call: DifferentiableCall, values: Mapping[str, Any], wanted: tuple[str, ...], is_differentiated: bool
+    call: DifferentiableCall, given: Pullback, wanted: tuple[str, ...], is_differentiated: bool
 ) -> Pulled:
     """What the backward of a call runs; found once for calls that are alike."""
     gradients, program = call.gradients, call.gradients.program
+    values = {**given.numbers, **dict(zip(call.names, given.tensors, strict=False))}
     integers = [(n, _number(values[n])) for n in program.integers if n in values]
     kinds = tuple((values[name].shape, values[name].dtype) for name in call.names)
     sizes = tuple(sorted((call.sizes or {}).items()))
@@ -555,9 +558,7 @@ def _known(
         else:
             halves = halves_in({name: values[name].dtype for name in wanted})
             backward = gradients.by(wanted, call.tracked, alike, halves, call.saves)
-        known = backward.kernel.program
-        reads = (*(tensor.name for tensor in known.tensors), *known.scalars)
-        named = cotangents(program)
+        known, named = backward.kernel.program, cotangents(program)
         results = {named[name]: values[name] for name in wanted}
         shapes = {tensor.name: tuple(values[tensor.name].shape) for tensor in program.tensors}
         scalars = {
@@ -569,7 +570,17 @@ def _known(
         own = gradient_sizes(known, extents, {name: each.shape for name, each in results.items()})
         if len(gradients.calls) >= MOST_CALLS:
             gradients.calls.clear()
-        found = gradients.calls[key] = Pulled(backward, reads, own)
+        reads = (*(tensor.name for tensor in known.tensors), *known.scalars)
+        places = {name: place for place, name in enumerate((*call.names, *call.saved))}
+        above = {named[name]: place for place, name in enumerate(gradients.outputs) if name in named}
+        found = gradients.calls[key] = Pulled(
+            backward,
+            tuple((name, places[name]) for name in reads if name in places),
+            tuple((name, above[name]) for name in reads if name in above),
+            tuple(name for name in reads if name in given.numbers),
+            own,
+            tuple(call.names.index(name) for name in wanted),
+        )
     return found
 
 
