@@ -113,12 +113,14 @@ def _is_traced() -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of one call, as torch tensors and plain numbers. `numpy` says that arrays came in."""
+    """The arguments of one call, as torch tensors and plain numbers. `numpy` says that arrays came in; a call that is not run is
+    looked at alone."""
 
     tensors: Tensors
     scalars: Scalars
     sizes: Sizes
     numpy: bool
+    is_run: bool = True
 
     def returned(self, results: Sequence[torch.Tensor]) -> Any:
         """Results as the call gives them: of the kind that came in, one alone or a tuple."""

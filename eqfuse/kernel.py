@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 from torch.compiler import is_dynamo_compiling
 
 from eqfuse import compiler
-from eqfuse.arguments import Arguments, CallKey, Given, call_key
+from eqfuse.arguments import Arguments, CallKey, CallLike, Given, call_key
 from eqfuse.calls.call_cache import CachedCall, Calls
 from eqfuse.calls.constants import Constants
 from eqfuse.calls.regions import Region
@@ -313,6 +313,7 @@ class Kernel:
         if is_dynamo_compiling():
             Arguments(self.program).all_named(unnamed)
             return called(self.content, values, sizes)
+        like: CallLike | None = None
         if self._constants is not None and not unnamed:
             like = call_key(values, sizes)
             key = None if like is None or like.wants_gradient else like.key
@@ -322,7 +323,8 @@ class Kernel:
         quick = self._calls.quick
         if quick is not None and not unnamed and (made := quick[0](values, sizes)) is not None:
             return self._ran(quick[1], made)
-        like = None if unnamed else call_key(values, sizes)
+        if like is None and not unnamed:
+            like = call_key(values, sizes)
         key, addresses, is_differentiable = like or (None, [], False)
         if key is not None:
             cached = self._calls.cached(key, values, sizes)
@@ -421,7 +423,7 @@ class Kernel:
         for each other. The plan is chosen as the call would choose it; nothing runs."""
         arguments = self._shapes.arguments
         with undisturbed():
-            routed = self._routes.routed(arguments.given(values, sizes), runs=False)
+            routed = self._routes.routed(replace(arguments.given(values, sizes), is_run=False))
             return routed.by.shapes.estimate(routed.special)
 
     def bind(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Launch:
@@ -484,7 +486,7 @@ class Kernel:
         limits = Limits(seconds, plans)
         with self._lock, undisturbed():
             given = arguments.given(values, sizes, unnamed)
-            routed = self._routes.routed(given, runs=False)
+            routed = self._routes.routed(replace(given, is_run=False))
             joint = next((j for j in self._made_of_views if j._calls is routed.by), None)
             if joint is not None:
                 taken = routed.given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -223,7 +224,7 @@ def test_a_call_begins_to_compile_before_its_plan_is_verified(
     monkeypatch.setattr(compiler, "certify", lambda *given: [events.append("certify"), certify(*given)][1])
     x = torch.empty(64, 70000).as_subclass(_OnGpu)
     given = Given({"x": x}, {}, None, numpy=False)
-    kernel._routes.routed(given, runs=False)
+    kernel._routes.routed(replace(given, is_run=False))
     assert events == ["certify"]
     events.clear()
     x = torch.empty(3, 17).as_subclass(_OnGpu)

@@ -111,9 +111,9 @@ class Calls:
         self._cached.clear()
         self._last = self.quick = None
 
-    def routed(self, given: Given, *, runs: bool = True) -> Routed:
-        """A call of the program as it is. Where it `runs`, what it launches on a GPU is compiled while its plan is verified."""
-        begin = partial(self.runners.begin, given) if runs else None
+    def routed(self, given: Given) -> Routed:
+        """A call of the program as it is. Where it is run, what it launches on a GPU is compiled while its plan is verified."""
+        begin = partial(self.runners.begin, given) if given.is_run else None
         special = self.shapes.of(self.shapes.arguments, given, begin)
         return Routed(self, given, special, special.extents)
 

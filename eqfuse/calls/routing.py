@@ -55,39 +55,39 @@ class Routes:
     _is_sooner: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     _chunked: dict[int, tuple[Specialization, ChunkedCall | None]] = field(default_factory=dict)
 
-    def routed(self, given: Given, *, runs: bool = True) -> Routed:
+    def routed(self, given: Given) -> Routed:
         """What runs a call: the program of views of its tensors, with dimensions in the order of memory and adjacent axes collapsed, where
-        that is another one. Where it `runs`, what it launches on a GPU is compiled while its plan is verified."""
+        that is another one."""
         calls, shapes = self.calls, self.calls.shapes
         program = shapes.derived.program
         views = shapes.derived.views
         if shapes.prefer is not None or (views is not None and views.shaped is not None):
-            return calls.routed(given, runs=runs)
+            return calls.routed(given)
         if views is None:
-            found = self._of_segments(given, runs) or self._of_chunks(given, runs)
+            found = self._of_segments(given) or self._of_chunks(given)
             if found is not None:
                 return found
         lies = layouts(program, given.tensors)
         if not lies and collapse_axes(program) is None:
-            return calls.routed(given, runs=runs)
+            return calls.routed(given)
         extents, _ = shapes.arguments.bound(given)
         joint = None if 0 in extents.values() else self.joint(lies, extents)
         form = None if joint is None else joint.shapes.derived.collapsed
         taken_as = None if form is None else form.views(given.tensors)
         if joint is None or form is None or taken_as is None:
-            return calls.routed(given, runs=runs)
+            return calls.routed(given)
         gone = {part for parts in form.axes.values() for part in parts}
         sizes = {axis: size for axis, size in (given.sizes or {}).items() if axis not in gone}
-        taken = Given(taken_as, given.scalars, sizes or None, given.numpy)
+        taken = replace(given, tensors=taken_as, sizes=sizes or None)
         try:
-            special = joint.routed(taken, runs=runs).special
+            special = joint.routed(taken).special
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
-            return calls.routed(given, runs=runs)
+            return calls.routed(given)
         if self.make_chunker is not None and joint.shapes.stored(special) > call_estimate.MUCH:
-            return calls.routed(given, runs=runs)
+            return calls.routed(given)
         return Routed(joint, taken, special, extents, shapes_of(program, extents))
 
-    def _of_segments(self, given: Given, runs: bool) -> Routed | None:
+    def _of_segments(self, given: Given) -> Routed | None:
         """A call of the program of sorted positions, where that is predicted to take less, its sorting included."""
         shapes = self.calls.shapes
         if segments(shapes.derived.program) is None:
@@ -109,13 +109,13 @@ class Routes:
         own = form.extents(extents)
         sizes = {axis: own[axis] for axis in sized_axes(form.program) if axis in own}
         try:
-            routed = routes.routed(Given(tensors, scalars, sizes, given.numpy), runs=runs)
+            routed = routes.routed(replace(given, tensors=tensors, scalars=scalars, sizes=sizes))
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
             self._is_sooner[wanted] = False
             return None
         return replace(routed, extents=extents, as_taken=as_taken)
 
-    def _of_chunks(self, given: Given, runs: bool) -> Routed | None:
+    def _of_chunks(self, given: Given) -> Routed | None:
         """A call of the program with axes in chunks, where that is predicted to take less."""
         shapes = self.calls.shapes
         split = split_axes(shapes.derived.program)
@@ -132,9 +132,9 @@ class Routes:
             return None
         own = form.extents(extents)
         sizes = {axis: own[axis] for axis in sized_axes(form.program) if axis in own}
-        taken = Given(form.views(given.tensors), given.scalars, sizes, given.numpy)
+        taken = replace(given, tensors=form.views(given.tensors), sizes=sizes)
         try:
-            special = calls.routed(taken, runs=runs).special
+            special = calls.routed(taken).special
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
             self._is_sooner[wanted] = False
             return None
