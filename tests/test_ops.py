@@ -207,6 +207,36 @@ def test_compiled_code_traces_none_of_a_programs_first_compilation(eps: float) -
     assert str(30 * eps) in ops.rms_norm.latest.program.source
 
 
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a row": lambda x: x[0, 0],
+    "rows": lambda x: x[0],
+    "batches": lambda x: x,
+    "heads": lambda x: x.unflatten(1, (3, 2)),
+    "positions first": lambda x: x.transpose(0, 1),
+    "the last position": lambda x: x[:, -1:],
+    "every second": lambda x: x[:, ::2],
+    "one row for all": lambda x: x[:1, :1].expand(4, 6, D),
+    "features first": lambda x: x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_along_any_dimensions(layout: str) -> None:
+    """They are axes of the program: autograd records no view of a tensor."""
+    x = LAYOUTS[layout](drawn(4, 6, D)).detach().requires_grad_()
+    w, bias = drawn(D).requires_grad_(), drawn(D, seed=1).requires_grad_()
+    y = ops.layer_norm(x, w, bias)
+    assert {type(node).__name__ for node, _ in y.grad_fn.next_functions} == {"AccumulateGrad"}
+    assert y.shape == x.shape and ops.layer_norm.latest.backward.certificate.ok
+    above = drawn(*x.shape, seed=2)
+    wide = [each.detach().double().requires_grad_() for each in (x, w, bias)]
+    expected = F.layer_norm(wide[0], (D,), *wide[1:])
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
+    found = torch.autograd.grad(y, (x, w, bias), above)
+    for one, other in zip(found, torch.autograd.grad(expected, wide, above.double()), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
 def test_no_rows_and_no_tokens() -> None:
     assert ops.rms_norm(drawn(0, 3, D), drawn(D)).shape == (0, 3, D)
     assert ops.swiglu(drawn(0, D), drawn(0, D)).shape == (0, D)

@@ -17,6 +17,7 @@ from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import place_of
 from eqfuse.fast_dataclass import dataclass
+from eqfuse.terms.extents import shapes_of
 from eqfuse.threads import undisturbed
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for it
@@ -66,8 +67,10 @@ class Routed:
         if call is None:
             return None
         if self.shapes is not None:
-            outputs = self.by.shapes.derived.program.returned
-            call = _apart(call, [self.shapes[output.name] for output in outputs])
+            program = self.by.shapes.derived.program
+            own = shapes_of(program, self.special.extents)
+            names = [output.name for output in program.returned]
+            call = _apart(call, {k: self.shapes[n] for k, n in enumerate(names) if self.shapes[n] != own[n]})
         return call if self.as_taken is None else _sorted_first(call, self.as_taken)
 
 
@@ -236,16 +239,21 @@ class Calls:
         return run
 
 
-def _apart(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
-    """What gives the outputs of a call in other shapes."""
+def _apart(call: Call, shapes: Mapping[int, tuple[int, ...]]) -> Call:
+    """What gives the outputs of a call, those at some places in other shapes."""
+    if not shapes:
+        return call
 
     def apart(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
         made = call(values, addresses)
         if made is None:
             return None
-        if len(shapes) == 1:
+        if type(made) is not tuple:
             return made.view(shapes[0])
-        return tuple(each.view(shape) for each, shape in zip(made, shapes, strict=True))
+        every = list(made)
+        for place, shape in shapes.items():
+            every[place] = every[place].view(shape)
+        return tuple(every)
 
     return apart
 

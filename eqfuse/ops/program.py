@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.operator.library import called
 
 ROW = "b"
-"""The axis of texts along which rows are counted: all dimensions but the last ones of a tensor, as one."""
+"""The first axis of texts that take rows: a call puts as many axes in its place as its tensors have dimensions there."""
 
 
 Shaped = Callable[[dict[str, Any], dict[str, Any]], Callable[[Any], Any]]
@@ -27,8 +28,8 @@ class Op:
     """A program that is called with tensors, by position or name, and options by name.
 
     `name` is that of the function `write`, which gives the text; `tensors` are the names of what it takes, in order. `text(...)` is what it
-    computes, to be changed and compiled as any other program; `kernel(...)` is what calls run, with its derivation, plan and certificate. Of the tensors in `rows` all dimensions but so many last ones count as one, and those of the outputs are as theirs;
-    `shaped` changes the shapes of others.
+    computes, to be changed and compiled as any other program; `kernel(...)` is what calls run, with its derivation, plan and certificate. Of the tensors in `rows`
+    all dimensions but so many last ones are rows; `shaped` changes the shapes of others.
     """
 
     write: Callable[..., str]
@@ -36,9 +37,7 @@ class Op:
     rows: Mapping[str, int]
     shaped: Shaped | None = None
     _kernels: dict[str, Kernel] = field(default_factory=dict, compare=False, repr=False)
-    _called: dict[tuple[Any, ...], tuple[Kernel, tuple[bool, ...]]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    _called: dict[tuple[Any, ...], Kernel] = field(default_factory=dict, compare=False, repr=False)
     _latest: list[Kernel | None] = field(default_factory=lambda: [None], compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,9 +69,9 @@ class Op:
                 raise EqfuseError(f"{self.name} has no option {name!r}", hint=hint)
         return self.write(frozenset(self.tensors if given is None else given), **options)
 
-    def kernel(self, *, given: Collection[str] | None = None, **options: Any) -> Kernel:
-        """What runs calls of these tensors and options."""
-        text = self.text(given=given, **options)
+    def kernel(self, *, given: Collection[str] | None = None, lead: int = 1, **options: Any) -> Kernel:
+        """What runs calls of these tensors and options, of rows along `lead` dimensions."""
+        text = _with_rows(self.text(given=given, **options), lead)
         if text not in self._kernels:
             self._kernels[text] = compile(text, at_once=False)  # the call plans
         return self._kernels[text]
@@ -100,46 +99,39 @@ class Op:
         except KeyError as missing:
             hint = f"tensors: {' '.join(self.tensors)}"
             raise EqfuseError(f"{self.name} is not given {missing}", hint=hint) from None
-        known = None if is_dynamo_compiling() else self._of_call(values.keys(), options)
-        lead = self._flattened(values)
-        if known is None:
+        lead = self._lead(values)
+        if is_dynamo_compiling():
             from torch.fx.experimental.symbolic_shapes import guard_scalar
 
             # A number that has changed between calls is one that Dynamo keeps open: compiled code is of this one.
             fixed = {n: guard_scalar(v) if isinstance(v, int | float) else v for n, v in options.items()}
-            content, in_rows = self._traced(tuple(values), tuple(fixed.items()))
-            made = called(content, values, None)
+            made = called(self._traced(tuple(values), lead, tuple(fixed.items())), values, None)
         else:
-            self._latest[0], in_rows = known
-            made = known[0](**values)
-        if lead is not None:
-            made = _unflattened(in_rows, made, lead)
+            kernel = self._latest[0] = self._of_call(values.keys(), lead, options)
+            made = kernel(**values)
         return made if restored is None else restored(made)
 
-    def _of_call(self, given: Collection[str], options: Mapping[str, Any]) -> tuple[Kernel, tuple[bool, ...]]:
-        """The kernel of a call, and which outputs have rows. Its text is written once for the same options."""
-        key = (*given, *((name, type(value), value) for name, value in options.items()))
+    def _of_call(self, given: Collection[str], lead: int, options: Mapping[str, Any]) -> Kernel:
+        """The kernel of a call. Its text is written once for the same options."""
+        key = (*given, lead, *((name, type(value), value) for name, value in options.items()))
         try:
             known = self._called.get(key)
         except TypeError:  # an option without a hash
             known, key = None, ()
         if known is None:
-            kernel = self.kernel(given=given, **options)
-            known = kernel, _in_rows(kernel)
+            known = self.kernel(given=given, lead=lead, **options)
             if key:
                 self._called[key] = known
         return known
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def _traced(
-        self, given: tuple[str, ...], options: tuple[tuple[str, Any], ...]
-    ) -> tuple[str, tuple[bool, ...]]:
-        """What the operator of a call needs, and which outputs have rows. Dynamo runs this function, and traces none of a compilation."""
-        kernel = self._latest[0] = self.kernel(given=given, **dict(options))
-        return kernel.content, _in_rows(kernel)
+    def _traced(self, given: tuple[str, ...], lead: int, options: tuple[tuple[str, Any], ...]) -> str:
+        """What the operator of a call needs. Dynamo runs this function, and traces none of a compilation."""
+        kernel = self._latest[0] = self.kernel(given=given, lead=lead, **dict(options))
+        return kernel.content
 
-    def _flattened(self, values: dict[str, Any]) -> torch.Size | None:
-        """The dimensions that count as rows, None where they are one or none is given; the tensors are views with one of them afterwards."""
+    def _lead(self, values: Mapping[str, torch.Tensor]) -> int:
+        """How many dimensions are of rows; 1 where no tensor has any."""
         lead = None
         for name, kept in self.rows.items():
             value = values.get(name)
@@ -156,23 +148,17 @@ class Op:
                     hint="give tensors with the same dimensions before the last",
                 )
             lead = own
-            if len(own) != 1:
-                values[name] = value.reshape(-1, *value.shape[value.ndim - kept :])
-        return None if lead is None or len(lead) == 1 else lead
+        return 1 if lead is None else len(lead)
 
 
-def _in_rows(kernel: Kernel) -> tuple[bool, ...]:
-    """Which outputs have rows first."""
-    return tuple(output.axes[:1] == (ROW,) for output in kernel.program.outputs)
-
-
-def _unflattened(in_rows: tuple[bool, ...], made: Any, lead: torch.Size) -> Any:
-    several = made if isinstance(made, tuple) else (made,)
-    found = tuple(
-        value.reshape(*lead, *value.shape[1:]) if rows else value
-        for rows, value in zip(in_rows, several, strict=True)
-    )
-    return found if isinstance(made, tuple) else found[0]
+def _with_rows(text: str, lead: int) -> str:
+    """The program with so many axes of rows."""
+    if lead == 1:
+        return text
+    axes = ",".join(f"{ROW}{place}" for place in range(lead))
+    if axes:
+        return re.sub(rf"\[{ROW}(?=[,\]])", f"[{axes}", text)
+    return text.replace(f"[{ROW}]", "").replace(f"[{ROW},", "[")
 
 
 def op(
