@@ -52,7 +52,32 @@ INLINE I lanes() { return I{0, 1, 2, 3, 4, 5, 6, 7}; }
 INLINE I lanes() { return I{0, 1, 2, 3}; }
 #endif
 
+// Elements of 64 bits are longer than a register: GCC compares and chooses them one by one, where it is not told to do so by halves.
+#define HALVES(scalar, vector)                                                        \
+  typedef scalar vector##Half __attribute__((vector_size(sizeof(vector) / 2)));       \
+  union vector##Halves { vector whole; vector##Half half[2]; };
+HALVES(double, D)
+HALVES(i64, L)
+#if defined(__clang__)
+typedef int IHalf __attribute__((vector_size(sizeof(I) / 2)));
+union IHalves { I whole; IHalf half[2]; };
+INLINE I narrowed(LHalf x, LHalf y) { IHalves made; made.half[0] = CONVERT(x, IHalf), made.half[1] = CONVERT(y, IHalf); return made.whole; }
+INLINE LHalf widened(I x, int half) { IHalves own = {x}; return CONVERT(own.half[half], LHalf); }
+#else
+INLINE I narrowed(LHalf x, LHalf y) { return __builtin_shuffle((I)x, (I)y, 2 * lanes()); }
+INLINE LHalf widened(I x, int half) { return (LHalf)__builtin_shuffle(x, lanes() / 2 + half * (LANES / 2)); }
+#endif
+#define BY_HALVES(name, vector)                                                       \
+  INLINE vector name(vector x, vector y) {                                            \
+    vector##Halves a = {x}, b = {y};                                                  \
+    a.half[0] = name(a.half[0], b.half[0]), a.half[1] = name(a.half[1], b.half[1]);   \
+    return a.whole; }
+
 // Truth values of a vector of 64-bit elements are narrowed to those of 32 bits.
+#define WIDE_COMPARISON(name, sign, vector)                                           \
+  INLINE I name(vector x, vector y) {                                                 \
+    vector##Halves a = {x}, b = {y};                                                  \
+    return narrowed(a.half[0] sign b.half[0], a.half[1] sign b.half[1]); }
 #define COMPARISON(name, sign)                                        \
   INLINE bool name(float x, float y) { return x sign y; }             \
   INLINE bool name(double x, double y) { return x sign y; }           \
@@ -60,8 +85,8 @@ INLINE I lanes() { return I{0, 1, 2, 3}; }
   INLINE bool name(i64 x, i64 y) { return x sign y; }                 \
   INLINE I name(F x, F y) { return x sign y; }                        \
   INLINE I name(I x, I y) { return x sign y; }                        \
-  INLINE I name(D x, D y) { return CONVERT(x sign y, I); }            \
-  INLINE I name(L x, L y) { return CONVERT(x sign y, I); }
+  WIDE_COMPARISON(name, sign, D)                                      \
+  WIDE_COMPARISON(name, sign, L)
 COMPARISON(lt, <)
 COMPARISON(le, <=)
 COMPARISON(gt, >)
@@ -81,13 +106,20 @@ INLINE bool any(I x) { return __builtin_ia32_ptestmd512(x, x, (u16)-1); }
 INLINE bool any(I x) { int found = 0; EACH found |= x[lane]; return found; }
 #endif
 
-#define CHOICE(scalar, vector, mask)                                                    \
+#define CHOICE(scalar, vector)                                                          \
   INLINE scalar choose(bool c, scalar x, scalar y) { return c ? x : y; }                \
-  INLINE vector choose(I c, vector x, vector y) { return CONVERT(c, mask) ? x : y; }
-CHOICE(float, F, I)
-CHOICE(int, I, I)
-CHOICE(double, D, L)
-CHOICE(i64, L, L)
+  INLINE vector choose(I c, vector x, vector y) { return c ? x : y; }
+#define WIDE_CHOICE(scalar, vector)                                                     \
+  INLINE scalar choose(bool c, scalar x, scalar y) { return c ? x : y; }                \
+  INLINE vector choose(I c, vector x, vector y) {                                       \
+    vector##Halves a = {x}, b = {y};                                                    \
+    a.half[0] = widened(c, 0) ? a.half[0] : b.half[0];                                  \
+    a.half[1] = widened(c, 1) ? a.half[1] : b.half[1];                                  \
+    return a.whole; }
+CHOICE(float, F)
+CHOICE(int, I)
+WIDE_CHOICE(double, D)
+WIDE_CHOICE(i64, L)
 INLINE bool choose(bool c, bool x, bool y) { return c ? x : y; }
 
 // NaN is kept: from either side.
@@ -99,7 +131,9 @@ EXTREMES(double)
 #define VECTOR_EXTREMES(vector)                                                                        \
   INLINE vector maximum(vector x, vector y) { vector m = x > y ? x : y; return x != x ? x : m; }       \
   INLINE vector minimum(vector x, vector y) { vector m = x < y ? x : y; return x != x ? x : m; }
-VECTOR_EXTREMES(D)
+VECTOR_EXTREMES(DHalf)
+BY_HALVES(maximum, D)
+BY_HALVES(minimum, D)
 #if defined(__AVX512F__) && !defined(__clang__)
 // The instructions give their second operand where one is NaN; where the first one is, it is put there afterwards.
 #define WHERE_NAN(m, x) (F)__builtin_ia32_fixupimmps512_mask(m, x, splat(0x11), 0, (u16)-1, 4)
@@ -111,14 +145,12 @@ VECTOR_EXTREMES(F)
 #define INTEGER_EXTREMES(scalar, vector)                                          \
   INLINE scalar maximum(scalar x, scalar y) { return x > y ? x : y; }             \
   INLINE scalar minimum(scalar x, scalar y) { return x < y ? x : y; }             \
-  INLINE vector maximum(vector x, vector y) { return x > y ? x : y; }             \
-  INLINE vector minimum(vector x, vector y) { return x < y ? x : y; }             \
   INLINE scalar absolute(scalar x) { return x < 0 ? -x : x; }                     \
-  INLINE vector absolute(vector x) { return x < 0 ? -x : x; }                     \
+  INLINE vector absolute(vector x) { return choose(lt(x, vector{}), -x, x); }     \
   INLINE scalar sign(scalar x) { return (x > 0) - (x < 0); }                      \
   INLINE vector sign(vector x) { return (x < 0) - (x > 0); }                      \
   INLINE scalar relu(scalar x) { return x > 0 ? x : 0; }                          \
-  INLINE vector relu(vector x) { return x > 0 ? x : vector{}; }                   \
+  INLINE vector relu(vector x) { return maximum(x, vector{}); }                   \
   INLINE scalar floor_quotient(scalar x, scalar y) {                              \
     if (y == 0) return 0;                                                         \
     if (y == -1) return -x;                                                       \
@@ -128,6 +160,13 @@ VECTOR_EXTREMES(F)
   INLINE scalar floor_remainder(scalar x, scalar y) { return y ? x - floor_quotient(x, y) * y : 0; }      \
   INLINE vector floor_quotient(vector x, vector y) { EACH x[lane] = floor_quotient(x[lane], y[lane]); return x; } \
   INLINE vector floor_remainder(vector x, vector y) { EACH x[lane] = floor_remainder(x[lane], y[lane]); return x; }
+#define INTEGER_VECTOR_EXTREMES(vector)                                           \
+  INLINE vector maximum(vector x, vector y) { return x > y ? x : y; }             \
+  INLINE vector minimum(vector x, vector y) { return x < y ? x : y; }
+INTEGER_VECTOR_EXTREMES(I)
+INTEGER_VECTOR_EXTREMES(LHalf)
+BY_HALVES(maximum, L)
+BY_HALVES(minimum, L)
 INTEGER_EXTREMES(int, I)
 INTEGER_EXTREMES(i64, L)
 
