@@ -24,8 +24,8 @@ from eqfuse.program_files import kernel_of, noted, numbers, shapes_of, shipped
 from eqfuse.terms.parser import parse
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.native.build import FLAGS
-from eqfuse.vendor.files import _random, _scalars, _small, name_of
-from eqfuse.vendor.module import fitting, merged
+from eqfuse.vendor.files import _faster, _lines, _random, _scalars, _small, name_of
+from eqfuse.vendor.module import fitting, merged, plain_module_of
 from eqfuse.vendor.reference import reference
 
 SOFTMAX = "y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j])) * s\n"
@@ -265,6 +265,24 @@ def test_the_page_has_the_derivation_and_the_gradient(
     out = emitted(tmp_path / "out", "count", "n[i] = sum[j](where(x[i,j] > 0, 1, 0))")
     assert "without a gradient: no output has one" in capsys.readouterr().out
     assert "There is no gradient: no output has one" in (out / "count.md").read_text()
+
+
+def test_the_order_of_the_given_sizes_is_written() -> None:
+    source, sizes = "y[i] = sum[j](sum[l](A[i,l] * B[l,j]) * v[j])", {"i": 1024, "l": 1024, "j": 1024}
+    kernel, known = kernel_of(source, "h200", sizes)
+    text = "\n".join(_lines(kernel, "chain", None, "it was not asked for"))
+    assert "in another order of sums and products" in text and "eq.compile" not in text
+    module = plain_module_of(kernel, "chain", known)
+    assert "tl.dot" not in module  # A (B v) has no product of matrices
+
+
+def test_the_page_says_which_form_calls_run() -> None:
+    linear = "j: axis[i]\ny[i,e] = sum[j](where(j <= i, sum[d](q[i,d] * k[j,d]), 0) * v[j,e])"
+    kernel, _ = kernel_of(linear, "h200", {"i": 8192, "d": 64, "e": 64})
+    (line,) = _faster(kernel, "linear")
+    assert line.startswith("Calls of `eq.compile` run linear with axes in chunks at these sizes")
+    kernel, _ = kernel_of(linear, "h200", {"i": 40, "d": 64, "e": 64})
+    assert not list(_faster(kernel, "linear"))
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:

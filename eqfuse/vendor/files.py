@@ -424,14 +424,31 @@ def _random(program: Program, name: str, dtype: str, shapes: Mapping[str, tuple[
 # The page ----------------------------------------------------------------------------------------
 
 
+def _faster(kernel: Kernel, called: str) -> Iterator[str]:
+    """The forms in which calls of a kernel are predicted to take less: they change tensors first, and are not written."""
+    derived, asked = kernel.derived, kernel.compiled.asked
+    forms = (
+        ("with axes in chunks", compiler.of_chunks, compiler.predicted_in_chunks),
+        ("on sorted positions", compiler.of_segments, compiler.predicted_sorted),
+    )
+    for form, make, predicted in forms:
+        other = make(derived)
+        seconds = math.inf if other is None else predicted(other, asked)
+        if seconds < compiler.predicted(derived, asked):
+            yield f"Calls of `eq.compile` run {called} {form} at these sizes, predicted to take {seconds:.3g} s; that form is not among these files."
+
+
 def _lines(kernel: Kernel, name: str, made: Differentiated | None, why: str) -> Iterator[str]:
     yield f"# {name}\n"
     yield f"```text\n{kernel.program.source.strip()}\n```\n"
     cost = kernel.plan.cost
     seconds = f", predicted to take {cost.seconds:.3g} s" if cost and math.isfinite(cost.seconds) else ""
     sizes = " ".join(f"{axis}={size}" for axis, size in kernel.compiled.extents.items())
-    yield f"`{name}.{'py' if kernel.compiled.device.kind == 'gpu' else 'cpp'}` was made for {kernel.compiled.device.name}, with the plan for {sizes}: {kernel.plan.schedule}{seconds}."
+    order = ", in another order of sums and products" if kernel.plan.form == "reassociated" else ""
+    yield f"`{name}.{'py' if kernel.compiled.device.kind == 'gpu' else 'cpp'}` was made for {kernel.compiled.device.name}, with the plan for {sizes}: {kernel.plan.schedule}{order}{seconds}."
     yield f"`{name}_test.py` compares it with the program in float64.\n"
+    parts = [("", kernel)] if made is None else [("", made.forward), ("the gradient of ", made.backward)]
+    yield from (f"{line}\n" for of, each in parts for line in _faster(each, of + name))
     yield f"## Derivation\n\n```text\n{kernel.explain().strip()}\n```\n"
     yield f"## Certificate\n\n```text\n{kernel.certificate}\n```\n"
     if made is None:
