@@ -283,6 +283,25 @@ def test_the_cotangent_of_a_loss_is_not_read_on_the_host(
     )
 
 
+@pytest.mark.parametrize("graph", ["none", "aot_eager"])
+def test_what_is_saved_without_axes_is_not_read_on_the_host(
+    graph: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = eq.compile("y[j] = x[j] * rsqrt(mean[j](sq(x[j])) + 1)\nm = sum[j](y[j])\nreturn y, m")
+    call = kernel if graph == "none" else torch.compile(lambda x: kernel(x=x), backend=graph)
+    x, weights = torch.randn(9, requires_grad=True), torch.randn(9)
+    y, m = call(x=x)
+    torch.autograd.grad((y, m), x, (weights, torch.tensor(2.0)), retain_graph=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "item", lambda tensor: pytest.fail("a number was read"))
+        (found,) = torch.autograd.grad((y, m), x, (weights, torch.tensor(2.0)))
+    wide = x.detach().double().requires_grad_()
+    normed = wide * torch.rsqrt(wide.square().mean() + 1)
+    (expected,) = torch.autograd.grad((normed * weights).sum() + 2 * normed.sum(), wide)
+    assert torch.allclose(found.double(), expected, atol=1e-6)
+    assert any(not each.axes for each in kernel.forward(("x",)).kernel.program.outputs[2:])
+
+
 def test_a_loss_beside_other_outputs_without_a_cotangent() -> None:
     kernel = eq.compile(f"{LOSS}\ny[i] = sq(x[i])\nreturn loss, y")
     x, s = torch.randn(7, requires_grad=True), torch.randn(7)

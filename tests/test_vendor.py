@@ -216,6 +216,7 @@ def outcome(out: Path) -> str:
         ("loss", shipped()["ops.linear_cross_entropy"], 2),
         ("straight", "y[i] = sum[j](x[i,j] + stop(round(x[i,j]) - x[i,j]))", 1),
         ("random", '# """ \\ \\N*/\ny[i] = sum[j](x[i,j])', 2),
+        ("row", "y[j] = x[j] * rsqrt(mean[j](sq(x[j])) + 1)", 2),  # what it saves has no axes
     ],
 )
 def test_modules_pass_their_tests_without_eqfuse(name: str, source: str, count: int, tmp_path: Path) -> None:
@@ -371,6 +372,7 @@ def test_source_for_the_cpu_is_cpp(tmp_path: Path, capsys: pytest.CaptureFixture
         ("comment", '# """ \\ */\ny[i] = sum[j](x[i,j])', 4),
         ("count", "n[i] = sum[j](where(x[i,j] > 0, 1, 0))", 2),
         ("variance", "m[i] = mean[j](x[i,j])\ny = sum[i,j](sq(x[i,j] - m[i]))", 4),
+        ("row", "y[j] = x[j] * rsqrt(mean[j](sq(x[j])) + 1)", 4),
     ],
 )
 def test_cpp_passes_its_test(name: str, source: str, count: int, tmp_path: Path) -> None:

@@ -532,7 +532,9 @@ class Pulled:
     def read(self, given: Pullback) -> dict[str, Any]:
         """The arguments of the kernel."""
         program = self.backward.kernel.program
-        found: dict[str, Any] = {name: given.tensors[place] for name, place in self.tensors}
+        found: dict[str, Any] = {}
+        for name, place in self.tensors:
+            found[name] = as_read(program, name, given.tensors[place])
         for name, place in self.cotangents:
             found[name] = as_read(program, name, given.cotangents[place])
         for name in self.numbers:

@@ -142,9 +142,9 @@ def _sized(adjoint: Program, named: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def as_read(gradient: Program, name: str, cotangent: torch.Tensor) -> torch.Tensor:
-    """A cotangent as a gradient reads it: one without dimensions as a scalar, or as a tensor of one element (see `saved`)."""
-    return cotangent.reshape(1) if not cotangent.ndim and name not in gradient.scalars else cotangent
+def as_read(gradient: Program, name: str, value: torch.Tensor) -> torch.Tensor:
+    """What a gradient reads by a name, as it reads it: without dimensions as a scalar, or as a tensor of one element (see `saved`)."""
+    return value.reshape(1) if not value.ndim and name not in gradient.scalars else value
 
 
 def gradient_sizes(

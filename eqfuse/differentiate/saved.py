@@ -36,8 +36,8 @@ and 400 on its matrix units."""
 @dataclass(frozen=True)
 class Saved:
     """Two programs for a gradient. `forward` gives the outputs and then the `residuals`; `backward` reads them and those
-    of `outputs`, besides inputs and cotangents. The cotangent of an output without axes is a tensor of one element: a scalar would be read on the
-    host, which waits for a GPU. `whole` is the backward with the definitions of all that it reads, and with such cotangents as scalars."""
+    of `outputs`, besides inputs and cotangents. Of these, what has no axes is a tensor of one element: a scalar would be read on the host, which
+    waits for a GPU. `whole` is the backward with the definitions of all that it reads, and with such cotangents as scalars."""
 
     forward: str
     backward: str
@@ -114,7 +114,7 @@ class _Saving:
             given=given,
             at_most=at_most,
             dtypes=self.dtypes,
-            in_memory=self.cotangents,
+            in_memory={*self.cotangents, *given},
         )
         # What is saved is made as the program makes it.
         known = {**self.by_name, **{step.name: step for step in written}}

@@ -143,6 +143,8 @@ class _Recorded(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        from eqfuse.differentiate.gradient import as_read  # derivatives are for those who ask
+
         content, names, integers, reals, forward = ctx.call
         of_tensors = names_in(names)[0]
         every = ctx.saved_tensors
@@ -151,12 +153,13 @@ class _Recorded(_SingleLevelFunction):
         wanted = tuple(name for name, is_needed in needed if is_needed)
         # What may be differentiated again reads nothing that was saved: that would count as a constant.
         of = () if torch.is_grad_enabled() else forward.by
-        saved = dict(zip(forward.saved, every[len(of_tensors) :], strict=True)) if of else {}
+        kept = dict(zip(forward.saved, every[len(of_tensors) :], strict=True)) if of else {}
         with untraced():
             kernel = kernel_of(content)
             dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
             gradient = kernel.gradient(wanted, of, _are_alike(kernel.program, tensors), dtypes)
             kernel_of(gradient.content)
+        saved = {name: as_read(gradient.program, name, value) for name, value in kept.items()}
         filled = [
             torch.zeros((), dtype=dtype, device=device).expand(shape) if value is None else value
             for value, (shape, dtype, device) in zip(cotangents[: forward.count], ctx.shapes, strict=True)

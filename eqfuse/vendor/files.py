@@ -330,7 +330,7 @@ def _test_in_c(
         for each, output in zip(made.results, made.forward.program.outputs, strict=True):
             domains = made.forward.program.domains
             shapes[each] = tuple(sizes[domains.get(axis, axis)] for axis in output.axes)
-        shapes |= {of: shapes[each] or (1,) for each, of in cotangents(program).items() if each in shapes}
+        shapes |= {of: shapes[each] for each, of in cotangents(program).items() if each in shapes}
     listed = "".join(
         f'    "{each}": {_row(function, sizes, shapes)},\n' for each, function in functions.items()
     )
@@ -358,7 +358,10 @@ def _test_in_c(
 def _row(function: CFunction, sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> str:
     """What a test calls a function with: a tuple of the names of arrays, results, sizes and numbers."""
     extents = {text: sizes[axis] for axis, text in function.sizes.items()}
-    extents |= {text: shapes[tensor][place] for text, (tensor, place) in function.dimensions.items()}
+    # What has no axes is one element in memory.
+    extents |= {
+        text: (shapes[tensor] or (1,))[place] for text, (tensor, place) in function.dimensions.items()
+    }
     results = [
         f'"{each}": ({dtype}, {tuple_text([str(extents.get(size, size)) for size in shape])})'
         for each, (dtype, shape) in function.results.items()

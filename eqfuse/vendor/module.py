@@ -199,7 +199,9 @@ def _function(made: Differentiated, name: str) -> str:
     above = [named[each] if each in named else local.fresh("_") for each in outputs]
     constant = [each for each in outputs if each not in made.saving.tracked]
     saved = [*tensors, *(each for each in kept if each not in tensors)]
+    numbers = {each for each, output in zip(made.results, forward.outputs, strict=True) if not output.axes}
     read = [*(tensor.name for tensor in backward.tensors), *backward.scalars]
+    read = [f"{each}.reshape(1)" if each in numbers else each for each in read]
     cast = [
         f"{each} = {each}.to({NAMED[dtypes[each]]}){'' if output.axes else '.reshape(1)'}"
         for each, output in zip(above, made.kernel.program.outputs, strict=True)
