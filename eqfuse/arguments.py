@@ -113,8 +113,8 @@ def _is_traced() -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of one call, as torch tensors and plain numbers. `numpy` says that arrays came in; a call that is not run is
-    looked at alone."""
+    """The arguments of one call, as torch tensors and plain numbers. `numpy` says that arrays came in, `is_run` whether
+    the call follows: an estimate asks for its plan alone."""
 
     tensors: Tensors
     scalars: Scalars
