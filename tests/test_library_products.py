@@ -185,3 +185,29 @@ return o
 """
     with pytest.raises(ScheduleError, match="no library plan"):
         eq.compile(source, target="h200", prefer="library")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_on_a_gpu_the_library_computes_them(name: str) -> None:
+    source, shapes, equation = PROGRAMS[name]
+    result, axes = source.split("[")[0], source.split("[")[1].split("]")[0]
+    source = source.replace(f"return {result}", f"z[{axes}] = tanh({result}[{axes}]) + 1\nreturn {result}, z")
+    kernel = eq.compile(source, prefer="library", target="h200")
+    for count in range(4):
+        tensors = {each: torch.randn(shape, device="cuda") for each, shape in shapes.items()}
+        if count == 3:
+            tensors = {
+                each: t.transpose(-1, -2).contiguous().transpose(-1, -2) for each, t in tensors.items()
+            }
+        made, fused = kernel(**tensors)
+        expected = torch.einsum(equation, *tensors.values())
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fused, torch.tanh(expected) + 1, rtol=1e-4, atol=1e-5)
+    x = {each: t.clone().requires_grad_() for each, t in tensors.items()}
+    found = torch.autograd.grad(kernel(**x)[1].square().sum(), list(x.values()))
+    wanted = torch.autograd.grad(
+        (torch.tanh(torch.einsum(equation, *x.values())) + 1).square().sum(), list(x.values())
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
