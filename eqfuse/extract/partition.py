@@ -324,7 +324,7 @@ class Partition:
             variants.append(replace(self, scans=True))
             variants.append(replace(self, scans=True, at_positions=True, recompute_share=math.inf))
         found = [variant.clusters(outputs) for variant in variants]
-        if self.has_library:
+        if self.has_library and not self.recurrences:
             made, alone = with_products(outputs, self.stem, self.extents, self.dtypes)
             found.append(replace(self, alone=alone).clusters(made))
         return list(dict.fromkeys(found))

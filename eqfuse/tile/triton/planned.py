@@ -196,6 +196,10 @@ def planner_of(source_text: str, name: str) -> Planner | None:
         "overlaps": overlap,
         "index_dtype": index_dtype,
         "launch": launch,
-        "multiply": lambda *given: None,
     }
+    if (product := functions.get("multiply")) is not None:
+        # What stands for tensors has nothing to multiply; calls of the kinds that are found do.
+        functions["multiply"] = lambda name, made, *sides: (
+            None if isinstance(made, _Layout) else product(name, made, *sides)
+        )
     return Planner(module, functions[name])
