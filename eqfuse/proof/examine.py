@@ -214,13 +214,12 @@ class _Examiner:
         for number, kernel in enumerate(self.proof.kernels, start=1):
             if kernel.name != f"kernel{number}":
                 raise Refused(kernel.name, f"the name of kernel {number} is kernel{number}")
-            values = self._values(
-                kernel, {**stored, **_elsewhere(kernel, stored, axes, dict(alike(self.program)))}
-            )
+            before = {**stored, **_elsewhere(kernel, stored, axes, dict(alike(self.program)))}
+            values = self._values(kernel, before)
             for group in kernel.groups:
                 self._group(kernel, group, values)
             self._walks(kernel)
-            self._auxiliaries(kernel, values)
+            self._auxiliaries(kernel, values, before)
             self._reads_made(kernel, outputs, made)
             mine = [name for name in outputs if name in {output.name for output in kernel.outputs}]
             if mine != [output.name for output in kernel.outputs if output.name in outputs]:
@@ -272,6 +271,8 @@ class _Examiner:
                     raise Refused(kernel.name, f"it reads {text} while it stores {tensor}")
         if len(signs) > 1:
             raise Refused(kernel.name, f"it reads what it stores before and after {kernel.in_order}")
+        if kernel.in_order and not signs:
+            raise Refused(kernel.name, f"nothing that it reads goes in order along {kernel.in_order}")
 
     def _loads(self) -> dict[str, Term]:
         """What the loads of the program, and of what it was rewritten to, at computed indices stand for: the rules do not look into them."""
@@ -298,18 +299,25 @@ class _Examiner:
             if loaded.split("[")[0] not in tensors:
                 raise Refused(loaded, "no kernel reads it")
 
-    def _auxiliaries(self, kernel: KernelProof, values: Mapping[str, Term]) -> None:
-        """That no output reads an auxiliary state, which has no exact value, and that the others are of the program."""
+    def _auxiliaries(
+        self, kernel: KernelProof, values: Mapping[str, Term], before: Mapping[str, Term]
+    ) -> None:
+        """That no output reads an auxiliary state, which has no exact value, and that the others are of the program. What an earlier kernel
+        has stored may be of the value of an auxiliary state: it is read as it is stored."""
         read = set(walk(*(output.value for output in kernel.outputs)))
-        program = {node for output in kernel.outputs for node in walk(expanded(output.value, values))}
+        own = {name: value for name, value in values.items() if name not in before}
+        here, program = (
+            {node for output in kernel.outputs for node in walk(expanded(output.value, known))}
+            for known in (own, values)
+        )
         for state in (state for group in kernel.groups for state in group.states):
             local = term("Local", (state.name,))
             where = f"{state.name} in {kernel.name}"
-            needed = expanded(local, values) in program
+            inlined = expanded(local, own) in here
             # what is the same at every position, as a count, may be in the program without being read
-            if state.auxiliary and (local in read or (needed and state.body.head != "Num")):
+            if state.auxiliary and (local in read or (inlined and state.body.head != "Num")):
                 raise Refused(where, "it is auxiliary, and an output needs it")
-            if not state.auxiliary and not needed:
+            if not state.auxiliary and expanded(local, values) not in program:
                 raise Refused(where, "no output needs it, and it is not auxiliary")
 
     def _outputs(self) -> None:

@@ -162,7 +162,7 @@ class KernelProof:
     leaves: Mapping[str, Term]
     groups: tuple[GroupProof, ...]
     walks: tuple[Walk, ...]
-    in_order: str = ""
+    in_order: str
 
 
 @dataclass(frozen=True)

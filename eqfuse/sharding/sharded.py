@@ -638,8 +638,9 @@ class Sharded:
     # -- as an operator of torch -------------------------------------------------------------------
 
     scalars: Mapping[str, float] = field(init=False, default_factory=dict, repr=False)
+    """Those that are known in advance: none."""
     constants: tuple[str, ...] = field(init=False, default=(), repr=False)
-    """None is known in advance."""
+    """Tensors that are known in advance: none."""
 
     def extents(self, shapes: Mapping[str, Sequence[Size]], sizes: Mapping[str, Size]) -> dict[str, Size]:
         """The extent of every axis on this rank. Sizes may be symbols."""
