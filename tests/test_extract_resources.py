@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import eqfuse as eq
 from eqfuse.compiled import Compiled
 from eqfuse.compiler import derive, emit_triton, pipeline
 from eqfuse.devices import device_named
@@ -138,3 +139,12 @@ def test_the_estimate_of_registers_tells_what_products_of_float32_spill(
         assert held == pytest.approx(255 + spilled / 4, rel=0.35)
     else:
         assert held <= H200.residuals.registers
+
+
+@pytest.mark.parametrize("extent", [1024, 4096])
+def test_tiles_of_float64_fit_the_shared_memory(extent: int) -> None:
+    axes = "".join(f"{axis}: axis[{extent}]\n" for axis in "tcf")
+    source = f"{axes}x: f64[t,c]\nw: f64[f,c]\ny[t,f] = sum[c](x[t,c] * w[f,c])\nreturn y"
+    kernel = eq.compile(source, target="h200", prefer="rolling", verify=False)
+    (report,) = compile_ahead(kernel.triton, "sm_90")
+    assert report.shared_bytes <= device_named("h200").shared

@@ -7,7 +7,7 @@ for (cost.py): every plan is lowered, given tile sizes and priced, and the cheap
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.axis_usage import block_sizes
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
-from eqfuse.extract.library_products import library_product
+from eqfuse.extract.library_products import is_much, library_product
 from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.resources import loads_of, loads_vectors, products, scan_states, shared_bytes, two_per_sm
 from eqfuse.extract.shape import Shape
@@ -45,7 +45,7 @@ from eqfuse.loops.plan import (
 from eqfuse.loops.walk import statements
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
-from eqfuse.terms.nodes import Local, Output, Program, Reduce, free_axes
+from eqfuse.terms.nodes import Expr, Load, Local, Output, Program, Reduce, free_axes, walk
 from eqfuse.terms.types import output_dtypes, result_dtype
 from eqfuse.threads import cached
 
@@ -116,7 +116,7 @@ class PlanSearch:
     def candidates(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
         """The plans of these kernels: one for every schedule that all of them have, and one with the cheapest schedule
         of each."""
-        options = {kernel.name: self._schedules(kernel) for kernel in kernels}
+        options = {kernel.name: self._schedules(kernel, extents) for kernel in kernels}
         if not all(options.values()):
             return []
         prices: dict[tuple[str, Schedule], float] = {}
@@ -144,7 +144,7 @@ class PlanSearch:
                 found.append(candidate)
         return found
 
-    def _schedules(self, kernel: KernelShape) -> tuple[Schedule, ...]:
+    def _schedules(self, kernel: KernelShape, extents: Mapping[str, int]) -> tuple[Schedule, ...]:
         """The schedules that a kernel can have here. On a CPU one thread has a row, and a tile's prefixes are no less work than those of
         its positions one after the other."""
         if kernel.in_order is not None:
@@ -152,9 +152,9 @@ class PlanSearch:
         found = schedules(kernel.groups, kernel.parallel)
         if self.device.kind == "cpu":
             return tuple(each for each in found if each not in IN_TILES)
-        return found if self._library(kernel) is None else (*found, "library")
+        return found if self._library(kernel, extents) is None else (*found, "library")
 
-    def _library(self, kernel: KernelShape) -> LibraryProduct | None:
+    def _library(self, kernel: KernelShape, extents: Mapping[str, int]) -> LibraryProduct | None:
         """The product that a kernel is, of those that a GPU's library computes."""
         if len(kernel.outputs) > 1 or len(kernel.groups) != 1 or kernel.whole:
             return None
@@ -163,6 +163,8 @@ class PlanSearch:
         if len(group.states) > 1 or output.expr != Local(state.name, state.dims):
             return None
         whole = replace(output, expr=Reduce(state.op, group.axis, state.body))
+        if is_much(output, (*_loads(state.body), *self.program.outputs), extents):
+            return None
         return library_product(whole, self._kinds, self.program.lengths)
 
     def as_written(self, kernels: Sequence[KernelShape], extents: Mapping[str, int]) -> Candidate:
@@ -181,7 +183,7 @@ class PlanSearch:
         """The plan with these schedules, and the seconds of each of its kernels."""
         made = ((kernel, _scheduled(kernel, schedules[kernel.name], extents)) for kernel in kernels)
         plans = (
-            replace(plan, library=self._library(kernel))
+            replace(plan, library=self._library(kernel, extents))
             if schedules[kernel.name] == "library"
             else self._in_tiles(plan, extents)
             for kernel, plan in made
@@ -369,6 +371,10 @@ def of_form(candidate: Candidate, form: Form, order: tuple[Output, ...] = ()) ->
 def by_cost(found: Iterable[Candidate]) -> list[Candidate]:
     """Candidates, cheapest first."""
     return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
+
+
+def _loads(body: Expr) -> Iterator[Expr]:
+    return (node for node in walk(body) if isinstance(node, Load))
 
 
 def _has(plan: Plan, schedule: Schedule) -> bool:

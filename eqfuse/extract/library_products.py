@@ -8,7 +8,7 @@ it gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.extract.devices import Device
@@ -36,7 +36,7 @@ DTYPES = ("f32", "f64")
 """Dtypes of which a library multiplies faster than Triton does."""
 
 MUCH = 8
-"""Times the positions of the largest tensor of a program up to which a product is stored."""
+"""Times the positions of the largest tensor that a product reads, or that a program gives, up to which it is stored."""
 
 
 def library_product(
@@ -103,10 +103,6 @@ def with_products(
 ) -> tuple[list[Output], frozenset[str]]:
     """The outputs of a program with those products stored that a library may compute, and what they multiply; and the names of products."""
     names = Names((output.name for output in outputs), between="")
-    largest = max(
-        (_positions(n, extents) for n in walk(*(o.expr for o in outputs)) if isinstance(n, Load)), default=0
-    )
-    largest = max([largest, *(math.prod(extents.get(a, 1) for a in output.axes) for output in outputs)])
     stored: dict[Expr, Output] = {}
     apart: set[str] = set()
 
@@ -123,7 +119,8 @@ def with_products(
         kinds = {result_dtype(side, dtypes) for side in sides}
         if len(kinds) > 1 or not kinds <= {*DTYPES}:
             continue
-        if max(_positions(each, extents) for each in (reduce, *sides)) > MUCH * largest:
+        tensors = [node for side in sides for node in walk(side) if isinstance(node, Load)]
+        if any(is_much(each, (*tensors, *outputs), extents) for each in (reduce, *sides)):
             continue
         for side in sides:
             if not isinstance(side, Load):
@@ -147,8 +144,14 @@ def with_products(
     )
 
 
-def _positions(expr: Expr, extents: Mapping[str, int]) -> int:
-    return math.prod(extents.get(axis, 1) for axis in free_axes(expr))
+def is_much(made: Expr | Output, tensors: Iterable[Expr | Output], extents: Mapping[str, int]) -> bool:
+    """Whether what would be stored is much larger than all of these."""
+    return _positions(made, extents) > MUCH * max(_positions(each, extents) for each in tensors)
+
+
+def _positions(of: Expr | Output, extents: Mapping[str, int]) -> int:
+    axes = of.axes if isinstance(of, Output) else free_axes(of)
+    return math.prod(extents.get(axis, 1) for axis in axes)
 
 
 def _in_order(sides: Sequence[Expr], axes: frozenset[str]) -> list[str]:

@@ -135,7 +135,8 @@ def _operand_bytes(
         stepped = blocks.get(axis, 1) < shape.extents.get(axis, 1)
         left, right = product.left, product.right
         is_half = shape.is_half_product(product.node, product.contraction)
-        width = 1 if shape.is_narrow(product.node) else 2 if is_half else 4
+        wide = REGISTER_BYTES * shape.registers_each
+        width = 1 if shape.is_narrow(product.node) else 2 if is_half else wide
         # a computed left one is in registers, where each warp has rows of its own
         passes = bool(units) and rows(product.contraction, blocks) <= WARPGROUP_ROWS
         for operand in (left, right) if left.load or passes else (right,):
