@@ -137,6 +137,8 @@ def test_large_products_of_wide_floats_are_the_librarys(dtype: str, is_chosen: b
         "y[t,f] = sum[c](x[t,c] * w[f,c] * s[c])\nreturn y",
         "y[t,f] = sum[c](x[t,c] * w[i[f],c])\nreturn y",
         "x: f16[t,c]\nw: f16[f,c]\n" + LINEAR,
+        "y[t,f] = sum[c](where(c < n, x[t,c], 0) * w[f,c])\nreturn y",
+        "y[t,f] = sum[c](exp(where(c < n, x[t,c], -inf)) * w[f,c])\nreturn y",
     ],
 )
 def test_what_no_library_has_is_none_of_its_products(source: str) -> None:

@@ -1,7 +1,7 @@
 """Matrix products that a GPU's library computes (cuBLAS): which sums they are, what is stored around them, and what they take.
 
 Tensor cores multiply half precision alone. Products of float32 and float64 run on the vector units, where the library's kernels, in assembly,
-take 0.4 to 0.8 of the time of Triton's (H200). Such a product is a kernel of its own, so that what it multiplies is stored, and so is what
+take 0.07 to 0.8 of the time of Triton's (H200). Such a product is a kernel of its own, so that what it multiplies is stored, and so is what
 it gives.
 """
 
@@ -17,6 +17,7 @@ from eqfuse.loops.contraction import factors
 from eqfuse.loops.nodes import Dims, LibraryProduct
 from eqfuse.loops.plan import Term
 from eqfuse.names import Names
+from eqfuse.terms.masks import zero_without
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -119,6 +120,8 @@ def with_products(
         kinds = {result_dtype(side, dtypes) for side in sides}
         if len(kinds) > 1 or not kinds <= {*DTYPES}:
             continue
+        if any(_is_masked(side) for side in sides):
+            continue
         tensors = [node for side in sides for node in walk(side) if isinstance(node, Load)]
         if any(is_much(each, (*tensors, *outputs), extents) for each in (reduce, *sides)):
             continue
@@ -142,6 +145,11 @@ def with_products(
     return [replace(o, expr=replaced(o.expr, each)) for o, each in zip(made, read, strict=True)], frozenset(
         apart
     )
+
+
+def _is_masked(side: Expr) -> bool:
+    """Whether a factor is 0 where a mask leaves nothing: the other one is not read there, whatever it holds. A library reads all of it."""
+    return any(zero_without(side, lambda condition: True))
 
 
 def is_much(made: Expr | Output, tensors: Iterable[Expr | Output], extents: Mapping[str, int]) -> bool:
@@ -169,7 +177,7 @@ def _in_order(sides: Sequence[Expr], axes: frozenset[str]) -> list[str]:
 
 
 def library_terms(product: LibraryProduct, shape: Shape, device: Device) -> list[Term]:
-    """What a call of the library takes, in seconds. Fitted to 67 products of float32 on an H200, of which 60 are predicted within 1.5: `step` for each
+    """What a call of the library takes, in seconds. Fitted to 75 products on an H200, of which 64 are predicted within 1.5: `step` for each
     position of the summed axes, which few thread blocks wait for, the arithmetic of at least 32 rows and columns, and memory. Vectors wait for
     memory alone."""
     out, left, right = ({*product.axes(side)} for side in range(3))
