@@ -165,7 +165,7 @@ def test_a_graph_has_launches_for_all_sizes(rows: int | str, monkeypatch: pytest
 def test_a_size_that_every_plan_holds_whole_becomes_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of symbols for all dims: a head dim is as the example has it then, and lengths stay open."""
     monkeypatch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
-    kernel = eq.compile(ATTENTION, target="h200", visible=True)
+    kernel = eq.compile(ATTENTION, target="h200", prefer="rolling", visible=True)
     symbols, example = ShapeEnv(), torch.empty(3, 640, 32)
     mode = FakeTensorMode(shape_env=symbols)
     dims = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3)

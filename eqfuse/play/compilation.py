@@ -215,7 +215,9 @@ def main(arguments: Sequence[str]) -> int:
     except MemoryError:
         answer = _too_large(limits)
     except Exception as error:  # noqa: BLE001  (a fault of eqfuse's own, told as the command tells it)
-        answer = {"error": logs.fault(error)}
+        # A library that is loaded at its first use has no room to be mapped into.
+        has_room = not isinstance(error, ImportError) or "failed to map" not in str(error)
+        answer = {"error": logs.fault(error)} if has_room else _too_large(limits)
     said.write(json.dumps(answer).encode())
     said.close()
     return 0

@@ -22,6 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._higher_order_ops import utils
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import _make_temp_remove_mode_context_manager
 from torch.utils import _pytree as pytree
@@ -104,7 +105,14 @@ def traced_scans(mode: type) -> Iterator[None]:
         with without():
             return compile_and_run(fn, *args)
 
+    def whole(fn: Any, args: Sequence[Any], *others: Any) -> Any:
+        with without():
+            return hop_compile(fn, args, *others)
+
+    hop_compile: Any = getattr(utils, _COMPILES, None)
     with ExitStack() as patches:
+        if hop_compile is not None:  # of operators that are no scans: what they are is said by their names
+            patches.enter_context(patch.object(utils, _COMPILES, whole))
         if compile_and_run is not None and hasattr(module, "generic_associative_scan"):
             patches.enter_context(patch.object(module, "generic_associative_scan", generic))
             for each in modules:
@@ -113,8 +121,8 @@ def traced_scans(mode: type) -> Iterator[None]:
         yield
 
 
-_TRACES = "_maybe_compile_and_run_fn"
-"""The name of torch's function that traces steps."""
+_TRACES, _COMPILES = "_maybe_compile_and_run_fn", "_hop_compile_and_call"
+"""The names of torch's functions that trace steps, and other functions that operators call."""
 
 
 def _check_reads(step: Any) -> None:
