@@ -111,6 +111,8 @@ return y
     kernel = eq.compile(source, target="h200", prefer="library")
     x, w = torch.randn(5, 6), torch.randn(14, 6)[:13]  # one row more than is read
     s = (x @ w[:12].T).reshape(5, 3, 4)
+    sized = eq.compile("k: axis[640]\nj: axis[320]\n" + source, target="h200", prefer="library", verify=False)
+    assert sized.plan.schedule == "library"
     made = interpret(kernel.triton, kernel.name, x=x, w=w[:12])
     torch.testing.assert_close(made, s - s.mean(-1, keepdim=True))
     assert kernel.certificate.ok

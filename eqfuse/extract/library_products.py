@@ -112,8 +112,9 @@ def with_products(
             stored[expr] = Output(names.numbered(f"{stem}_product"), axes, expr)
         return stored[expr]
 
-    inner = {r.body for o in outputs for r in reductions(o.expr) if r.op == "sum"}
-    for reduce in dict.fromkeys(r for o in outputs for r in reductions(o.expr)):
+    every = dict.fromkeys(r for o in outputs for r in reductions(o.expr))
+    inner = {reduce.body for reduce in every if _sides(reduce) is not None}  # of sums over several axes
+    for reduce in every:
         sides = _sides(reduce)
         if sides is None or reduce in inner or reduce in stored:
             continue
