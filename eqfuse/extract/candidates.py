@@ -7,7 +7,7 @@ for (cost.py): every plan is lowered, given tile sizes and priced, and the cheap
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ from eqfuse.loops.plan import (
 from eqfuse.loops.walk import statements
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
-from eqfuse.terms.nodes import Expr, Load, Local, Output, Program, Reduce, free_axes, walk
+from eqfuse.terms.nodes import Local, Output, Program, Reduce, free_axes
 from eqfuse.terms.types import output_dtypes, result_dtype
 from eqfuse.threads import cached
 
@@ -163,7 +163,7 @@ class PlanSearch:
         if len(group.states) > 1 or output.expr != Local(state.name, state.dims):
             return None
         whole = replace(output, expr=Reduce(state.op, group.axis, state.body))
-        if is_much(output, (*_loads(state.body), *self.program.outputs), extents):
+        if is_much(output, [state.body], self.program.outputs, extents):
             return None
         return library_product(whole, self._kinds, self.program.lengths)
 
@@ -371,10 +371,6 @@ def of_form(candidate: Candidate, form: Form, order: tuple[Output, ...] = ()) ->
 def by_cost(found: Iterable[Candidate]) -> list[Candidate]:
     """Candidates, cheapest first."""
     return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
-
-
-def _loads(body: Expr) -> Iterator[Expr]:
-    return (node for node in walk(body) if isinstance(node, Load))
 
 
 def _has(plan: Plan, schedule: Schedule) -> bool:

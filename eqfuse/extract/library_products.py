@@ -123,18 +123,17 @@ def with_products(
             continue
         if any(_is_masked(side) for side in sides):
             continue
-        tensors = [node for side in sides for node in walk(side) if isinstance(node, Load)]
-        if any(is_much(each, (*tensors, *outputs), extents) for each in (reduce, *sides)):
+        if any(is_much(each, sides, outputs, extents) for each in (reduce, *sides)):
             continue
         for side in sides:
             if not isinstance(side, Load):
-                store(side, tuple(_in_order([side], free_axes(side))))
+                store(side, tuple(_axes_in_order([side], free_axes(side))))
         output = next((o for o in outputs if o.expr == reduce and o.dtype in (None, *kinds)), None)
         if output is None:
             both = free_axes(sides[0]) & free_axes(sides[1])
             own = free_axes(reduce)
             groups = (both & own, free_axes(sides[0]) - both, free_axes(sides[1]) - both)
-            output = store(reduce, tuple(axis for group in groups for axis in _in_order(sides, group)))
+            output = store(reduce, tuple(axis for group in groups for axis in _axes_in_order(sides, group)))
         apart.add(output.name)
     if not apart:
         return list(outputs), frozenset()
@@ -153,9 +152,12 @@ def _is_masked(side: Expr) -> bool:
     return any(zero_without(side, lambda condition: True))
 
 
-def is_much(made: Expr | Output, tensors: Iterable[Expr | Output], extents: Mapping[str, int]) -> bool:
-    """Whether what would be stored is much larger than all of these."""
-    return _positions(made, extents) > MUCH * max(_positions(each, extents) for each in tensors)
+def is_much(
+    made: Expr | Output, factors: Iterable[Expr], outputs: Iterable[Output], extents: Mapping[str, int]
+) -> bool:
+    """Whether what would be stored is much larger than the tensors that its factors read, and than all outputs."""
+    others: list[Expr | Output] = [*outputs, *(node for node in walk(*factors) if isinstance(node, Load))]
+    return _positions(made, extents) > MUCH * max(_positions(each, extents) for each in others)
 
 
 def _positions(of: Expr | Output, extents: Mapping[str, int]) -> int:
@@ -163,7 +165,7 @@ def _positions(of: Expr | Output, extents: Mapping[str, int]) -> int:
     return math.prod(extents.get(axis, 1) for axis in axes)
 
 
-def _in_order(sides: Sequence[Expr], axes: frozenset[str]) -> list[str]:
+def _axes_in_order(sides: Sequence[Expr], axes: frozenset[str]) -> list[str]:
     """Axes in the order in which a tensor of one of these has them."""
     found = dict.fromkeys(
         at.name

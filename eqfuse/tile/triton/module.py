@@ -126,14 +126,15 @@ class TritonModule(Template[KernelText]):
 
     def kernels(self) -> list[KernelText | LibraryCall]:
         names = Names((self._name, *self.RESERVED))
-        facts, kernels = self.facts(), self._program.kernels
-        leads = [after.library is None for after in kernels[1:]]
-        return [
-            self.written(kernel, names.fresh(kernel.name), facts, waits=place > 0, leads=leads)
-            if kernel.library is None
-            else LibraryCall(names.fresh(kernel.name), kernel.library)
-            for place, (kernel, leads) in enumerate(zip(kernels, [*leads, False], strict=True))
-        ]
+        facts, found = self.facts(), list[KernelText | LibraryCall]()
+        for kernel, after in zip(self._program.kernels, (*self._program.kernels[1:], None), strict=True):
+            name = names.fresh(kernel.name)
+            if kernel.library is not None:
+                found.append(LibraryCall(name, kernel.library))
+            else:
+                leads = after is not None and after.library is None
+                found.append(self.written(kernel, name, facts, waits=bool(found), leads=leads))
+        return found
 
     def facts(self) -> Tables:
         """What the text of every kernel depends on."""
