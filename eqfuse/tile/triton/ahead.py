@@ -25,6 +25,10 @@ ALIGNMENT = 16
 """Bytes of which addresses are multiples where tensors without memory, at address 0, stand for them."""
 
 
+ATTEMPTS = 4
+"""How often a kernel is compiled whose text Python's parser mistakes while it reads another one."""
+
+
 class Ahead:
     """The compilation of what a call of function `name` of a module launches, begun in threads. `load` gives the module."""
 
@@ -51,7 +55,14 @@ class Ahead:
             def compile_it() -> None:
                 hash_library()
                 with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
-                    kernel.warmup(*arguments, grid=grid, **constants)
+                    for left in reversed(range(ATTEMPTS)):
+                        try:
+                            kernel.warmup(*arguments, grid=grid, **constants)
+                        except SystemError:  # `ast.parse` in two threads at once (CPython's issue 106905)
+                            if not left:
+                                raise
+                        else:
+                            break
 
             self._kernels.append(self._threads.submit(compile_it))
 
