@@ -120,7 +120,7 @@ class Reverse:
 
     def _back(self, step: Step, cotangent: Polynomial) -> None:
         limits.check()
-        if step.op and self._vanishes(step, cotangent):
+        if (step.op or step.is_extreme) and self._vanishes(step, cotangent):
             return
         if self._wants_name(step, cotangent):
             cotangent = self._named(f"d{step.name}", step.axes, cotangent)

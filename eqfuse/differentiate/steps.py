@@ -150,6 +150,12 @@ class Step:
         return found
 
     @property
+    def is_extreme(self) -> bool:
+        """Whether it is the greatest or the least of several values, which what shifts an exponent is."""
+        pair = isinstance(self.body, Call) and self.body.fn in ("maximum", "minimum")
+        return self.op in ("max", "min") or (not self.op and pair)
+
+    @property
     def itself(self) -> Expr:
         """A read of it, at its own axes."""
         return plain(self.name, self.axes)

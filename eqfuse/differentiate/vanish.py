@@ -23,7 +23,20 @@ from eqfuse.errors import EqfuseError
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Scalar, Tensor, free_axes, transform, walk
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    Scalar,
+    Tensor,
+    call,
+    free_axes,
+    transform,
+    walk,
+)
 from eqfuse.terms.parser import parse
 from eqfuse.verify.adversary import branches_on_data
 from eqfuse.verify.field.array import TWISTED, UNDEFINED, FieldArray
@@ -42,7 +55,7 @@ ENOUGH = 4
 
 
 SEEN = 1e-6
-"""What a sum is at least, relative to its terms, that rounding in float64 has not left."""
+"""What a value is at least, relative to its terms, that rounding in float64 has not left."""
 SCALES = (1.0, 0.05, 20.0)
 """Magnitudes of the inputs of values that turn on a comparison of reals."""
 
@@ -151,8 +164,11 @@ def _vanishes(program: Program, parts: int) -> bool:
 
 def _is_seen(program: Program, extents: Mapping[str, int], given: Mapping[str, int]) -> bool:
     """Whether floating point shows that the first output is not 0: at some position it is far more than what rounding makes
-    of its parts. It does of most values, and takes a small part of the time of trials in a field. Where a value turns on a comparison of
+    of its terms. It does of most values, and takes a small part of the time of trials in a field. Where a value turns on a comparison of
     reals, inputs of several magnitudes are tried: at one of them a row may lie on one side of it in every trial."""
+    tried = program.outputs[0]
+    terms = replace(tried, name=f"{tried.name}.terms", expr=_magnitude(tried.expr, {}))  # no name of a text
+    both = replace(program, outputs=(tried, terms))
     specs = input_specs(program, extents, given, None)
     for scale, trials in (
         (1.0, 1),
@@ -166,13 +182,30 @@ def _is_seen(program: Program, extents: Mapping[str, int], given: Mapping[str, i
                 {name: _real(value, trial) for name, value in each.items()} for each in (drawn, numbers)
             )
             with np.errstate(all="ignore"):
-                found = evaluate(program, tensors, scalars, extents, FloatDomain())
-                value, *parts = (np.asarray(found[output.name], float) for output in program.outputs)
-                over = tuple(range(value.ndim, parts[0].ndim))
-                rounding = SEEN * sum(np.abs(part).sum(over) for part in parts)
-                if (np.isfinite(rounding) & (np.abs(value) > rounding)).any():
+                found = evaluate(both, tensors, scalars, extents, FloatDomain())
+                value, rounding = (np.asarray(found[output.name], float) for output in both.outputs)
+                if (np.isfinite(rounding) & (np.abs(value) > SEEN * rounding)).any():
                     return True
     return False
+
+
+def _magnitude(expr: Expr, known: dict[Expr, Expr]) -> Expr:
+    """The sum of the absolute values of all terms of a value, relative to which it is rounded (Higham 2002, section 3.1)."""
+    if expr not in known:
+        match expr:
+            case Reduce("sum", axis, body):
+                known[expr] = Reduce("sum", axis, _magnitude(body, known))
+            case Call("add" | "sub" | "mul" | "sq" as fn, args):
+                known[expr] = call("add" if fn == "sub" else fn, *(_magnitude(arg, known) for arg in args))
+            case Call("neg", (arg,)):
+                known[expr] = _magnitude(arg, known)
+            case Call("div", (over, under)):
+                known[expr] = call("div", _magnitude(over, known), call("abs", under))
+            case Call("where", (condition, *branches)):
+                known[expr] = call("where", condition, *(_magnitude(part, known) for part in branches))
+            case _:
+                known[expr] = call("abs", expr)
+    return known[expr]
 
 
 def _real(value: Any, trial: int) -> Any:
@@ -182,7 +215,7 @@ def _real(value: Any, trial: int) -> Any:
 
 def _unrelated(steps: Steps, of: str) -> set[str]:
     """The steps of real numbers that are made of inputs, but not of a step; none where that is no extreme."""
-    if not any(step.name == of and step.op in ("max", "min") for step in steps.steps):
+    if not any(step.name == of and step.is_extreme for step in steps.steps):
         return set()
     program = steps.program
     made = {*(tensor.name for tensor in program.tensors), *program.scalars}
