@@ -22,7 +22,7 @@ from eqfuse.tile.triton.functions import LIBRARY
 from eqfuse.tile.triton.kernel import KernelText as TritonText
 from eqfuse.tile.triton.module import TritonModule, config_of, functions_of, limits_of, schedule_of
 from eqfuse.tile.triton.parameters import Names, Tables, TensorInfo
-from eqfuse.tile.triton.runtime import LIBRARY_IMPORT, MULTIPLY, RUNTIME_NAMES, without
+from eqfuse.tile.triton.runtime import LIBRARY_IMPORTS, MULTIPLY, RUNTIME_NAMES, without
 from eqfuse.tile.triton.runtime import RUNTIME as TRITON_RUNTIME
 from eqfuse.tile.triton.template import (
     LibraryCall,
@@ -71,7 +71,7 @@ def emit(
             *module.docstring(),
             "",
             *(["import warnings"] if others else []),
-            *([LIBRARY_IMPORT] if calls else []),
+            *(LIBRARY_IMPORTS if calls else ()),
             *([""] if others or calls else []),
             "import torch",
             "import triton",

@@ -18,7 +18,7 @@ from eqfuse.tile.triton.functions import LIBRARY
 from eqfuse.tile.triton.kernel import KernelText, write_kernel
 from eqfuse.tile.triton.parameters import ALIGNMENT, INDEX, Names, Tables, TensorInfo
 from eqfuse.tile.triton.runtime import (
-    LIBRARY_IMPORT,
+    LIBRARY_IMPORTS,
     MULTIPLY,
     RECORDED,
     RECORDED_IMPORTS,
@@ -70,7 +70,7 @@ def emit(
             *module.docstring(),
             "",
             *([] if recorded else ["import warnings"]),
-            *([LIBRARY_IMPORT] if calls else []),
+            *(LIBRARY_IMPORTS if calls else ()),
             *([""] if calls or not recorded else []),
             "import torch",
             "import triton",

@@ -118,43 +118,60 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
 """Their source. The module has the tables TENSORS, SIZES, CONFIGS, LIMITS and WHOLE, and PRODUCTS where it calls the library."""
 
 _MATRICES = '''
-def matrices(tensor, dims, sizes, *groups):
-    """The tensor with one dimension for each group of axes; `dims` are the axes of its own."""
-    for place, axes in reversed(list(enumerate(dims))):
-        if len(axes) > 1:
-            extents = [sizes[axis] for axis in axes]
-            tensor = tensor.narrow(place, 0, prod(extents)).unflatten(place, extents)
+def form(dims, *groups):
+    """How a tensor gets one dimension for each group of axes: its dims that have several axes, the order of its axes, and
+    how many each group has; None where nothing is done. `dims` are the axes of its own."""
     own = [axis for axes in dims for axis in axes]
     order = [own.index(axis) for group in groups for axis in group]
-    turned = tensor if order == sorted(order) else tensor.permute(order)
-    if len(order) == len(groups):
-        return turned
-    extents = iter(turned.shape)
-    return turned.reshape([prod(next(extents) for _ in group) for group in groups])
+    several = [(place, axes) for place, axes in reversed(list(enumerate(dims))) if len(axes) > 1]
+    counts = [len(group) for group in groups]
+    is_same = order == sorted(order)
+    return several, None if is_same else order, None if len(order) == len(groups) else counts
 
 
-def multiply(name, made, left, right):
-    """`made` becomes the sums of products of two tensors over the axes that it lacks, by torch's library of matrix
-    products."""
+def matrices(tensor, form, sizes):
+    """The tensor with one dimension for each group of axes of a form."""
+    several, order, counts = form
+    for place, axes in several:
+        extents = [sizes[axis] for axis in axes]
+        tensor = tensor.narrow(place, 0, prod(extents)).unflatten(place, extents)
+    if order is not None:
+        tensor = tensor.permute(order)
+    if counts is None:
+        return tensor
+    extents = iter(tensor.shape)
+    return tensor.reshape([prod(next(extents) for _ in range(count)) for count in counts])
+
+
+@lru_cache(maxsize=None)
+def product_of(name):
+    """The function of torch's library that computes a product, the axes of what it makes, and the forms of that and of its
+    operands."""
     (_, out), (_, first), (_, second) = PRODUCTS[name]
     whole, own, other = ([axis for axes in dims for axis in axes] for dims in (out, first, second))
-    sizes = dict(zip(whole, made.shape))
     batch = [axis for axis in whole if axis in own and axis in other]
     rows = [axis for axis in whole if axis not in other]
     columns = [axis for axis in whole if axis not in own]
     summed = [axis for axis in own if axis not in whole]
     groups = [batch] if batch else []
-    one = matrices(left, first, sizes, *groups, rows, summed)
-    two = matrices(right, second, sizes, *groups, summed, columns)
-    product = torch.bmm if batch else torch.mm
+    forms = form(out, *groups, rows, columns), form(first, *groups, rows, summed), form(second, *groups, summed, columns)
+    return torch.bmm if batch else torch.mm, whole, *forms
+
+
+def multiply(name, made, left, right):
+    """`made` becomes the sums of products of two tensors over the axes that it lacks, by torch's library of matrix
+    products."""
+    product, whole, out, first, second = product_of(name)
+    sizes = dict(zip(whole, made.shape))
+    one, two = matrices(left, first, sizes), matrices(right, second, sizes)
 '''
 
-LIBRARY_IMPORT = "from math import prod"
+LIBRARY_IMPORTS = ("from functools import lru_cache", "from math import prod")
 
 MULTIPLY = (
     _MATRICES
     + """    if made.is_contiguous():
-        product(one, two, out=matrices(made, out, sizes, *groups, rows, columns))
+        product(one, two, out=matrices(made, out, sizes))
     else:
         made.copy_(product(one, two).view(made.shape))
 """
@@ -166,7 +183,7 @@ RECORDED_MULTIPLY = f"{_MATRICES}    made.copy_(product(one, two).view(made.shap
 
 RUNTIME_NAMES = (
     *("settings", "axis_sizes", "buffer", "index_dtype", "overlaps", "call_key", "remembered", "launch"),
-    *("multiply", "matrices", "prod"),
+    *("multiply", "matrices", "form", "product_of", "prod", "lru_cache"),
     *("wrap_triton", "statically_known_true"),
 )
 """Names of the functions; no other global of a module may have them."""
