@@ -51,6 +51,23 @@ def test_attention_saves_a_log_sum_exp_and_its_output() -> None:
     assert "max" not in made.backward
 
 
+@pytest.mark.parametrize("top", ["max[j](T[b,h,i,j])", "max(max[j](T[b,h,i,j]), sink[h])"])
+def test_a_finite_shift_of_a_softmax_is_one_statistic_with_its_sum(top: str) -> None:
+    """Masks that leave nothing of a row, and a sink among its scores: the shift passes no gradient on, whatever the maximum is of."""
+    sink = " + exp(sink[h] - finite(m[b,h,i]))" if "sink" in top else ""
+    head = "\n".join(CAUSAL.strip().splitlines()[:2])
+    source = f"""{head}
+m[b,h,i] = {top}
+P[b,h,i,j] = exp(T[b,h,i,j] - finite(m[b,h,i]))
+l[b,h,i] = sum[j](P[b,h,i,j]){sink}
+O[b,h,i,e] = sum[j](P[b,h,i,j] * V[b,h,j,e]) / l[b,h,i]"""
+    made = saved(source, (*ALL, "sink") if sink else ALL)
+    assert "lse[b, h, i] = finite(m[b, h, i]) + log(l[b, h, i])" in made.forward
+    assert "exp(T[b, h, i, j] - lse[b, h, i])" in made.backward
+    assert "assert T[b, h, i, j] <= lse[b, h, i]" in made.backward
+    assert "max" not in made.backward.replace("# m passes nothing on", "")
+
+
 TRANSPOSED = CAUSAL.replace("O[b,h,i,e]", "O[b,i,h,e]")
 """What a model's next product reads is laid out by positions, then heads."""
 

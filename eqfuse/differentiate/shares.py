@@ -48,7 +48,7 @@ TOLERANCE = 2.0**-10
 EPSILON = 2.0**-23
 """Of float32, in which statistics are saved for inputs of float32 and of half precision."""
 
-_OF_SIZE = frozenset({"add", "sub", "neg", "mul", "div", "abs", "maximum", "minimum", *CASTS})
+_OF_SIZE = frozenset({"add", "sub", "neg", "mul", "div", "abs", "maximum", "minimum", "finite", *CASTS})
 """Functions whose values may be as large as a number among their arguments."""
 
 
@@ -138,16 +138,17 @@ class Shares:
     def _read(self, fixed: Sequence[Expr], below: Expr, name: str) -> Expr | None:
         """The sum of `fixed` and the logarithm of `below`, as a step has it for every position of what is below."""
         step = self.by_name.get(name_of(below) or "")
-        if step is None or not all(name_of(part) for part in fixed):
+        reads = [_read_by(part) for part in fixed]
+        if step is None or not all(map(name_of, reads)):
             return None
         axes: dict[Expr, Expr] = {at: Axis(axis) for axis, at in zip(step.axes, index_of(below), strict=True)}
-        known = all(part in axes for each in fixed for part in index_of(each))
+        known = all(part in axes for each in reads for part in index_of(each))
         if not known or len(axes) < len(step.axes):
             return None
-        moved = [read(name_of(part) or "", [axes[at] for at in index_of(part)]) for part in fixed]
         value: Expr = call("log", step.itself)
-        for part in reversed(moved):
-            value = call("add", part, value)
+        for part, each in reversed(list(zip(fixed, reads, strict=True))):
+            moved = read(name_of(each) or "", [axes[at] for at in index_of(each)])
+            value = call("add", moved if part is each else call("finite", moved), value)
         found = self._named(value)
         if found is None:
             if value not in self.made:
@@ -219,6 +220,16 @@ class Shares:
         if set(step.over) & free_axes(total):
             return False
         return self._value(_at(step.body, step, total)) is self._value(value)
+
+
+def _read_by(expr: Expr) -> Expr:
+    """What an expression reads: itself, or what it is where that is finite, as the maximum of a row of which a mask leaves nothing is
+    not."""
+    match expr:
+        case Call("finite", (part,)):
+            return part
+        case _:
+            return expr
 
 
 def _at(expr: Expr, step: Step, read: Expr) -> Expr:
