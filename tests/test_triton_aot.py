@@ -95,3 +95,12 @@ def test_missing_hardware_support_is_an_error() -> None:
     text = attention(64, 64, 4).text({"Q": "f8e4m3", "K": "f8e4m3", "V": "f16"})
     with pytest.raises(EqfuseError, match="(?s)cannot compile kernel attend for sm_80.*fp8e4nv"):
         compile_for(text, "sm_80")
+
+
+def test_sums_of_products_of_many_axes_are_no_products_of_matrices_to_triton() -> None:
+    """Of u[:, None, None, :] * v[None, :, :, :] Triton makes a product of matrices, which does not compile."""
+    text = "u: f32[i,e]\nv: f32[j,k,e]\ny[i] = sum[j](sum[k](relu(sum[e](u[i,e] * v[j,k,e]))))"
+    sizes = {"i": 4096, "j": 16, "k": 16, "e": 32}
+    kernel = eq.compile(text, target="h200", sizes=sizes, verify=False)
+    (report,) = compile_for(kernel.triton, "sm_90", sizes=sizes)
+    assert not report.instructions & {"wgmma", "mma"}

@@ -211,6 +211,8 @@ class Expressions:
             self._converted(piece, arg.dtype, computed) if arg.dtype in NARROW else piece.text
             for piece, arg in zip(pieces, args, strict=True)
         ]
+        if fn == "mul" and [_last_broadcast(piece, dims) for piece in pieces] == [2, 0]:
+            texts.reverse()
         dtype = args[-1].dtype if value.dtype == "bool" or fn in ROUNDINGS else value.dtype
         text = elementwise(
             fn,
@@ -424,6 +426,13 @@ class Expressions:
     def _shape(self, dims: Sequence[str]) -> str:
         names = [self._parameters.blocks[axis] for axis in dims]
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _last_broadcast(piece: Piece, dims: Sequence[str]) -> int:
+    """The last of a tile's dims that an operand is broadcast along, by its place. Triton takes a sum of products of operands that are
+    broadcast along dims 2 and 0, in this order, for a product of matrices: of float32 in tf32, along whichever dim the sum is (its pass
+    `triton-combine`, 3.4 to 3.7)."""
+    return max((k for k, dim in enumerate(dims) if dim not in piece.dims or dim in piece.thin), default=-1)
 
 
 def _along(op: ir.RankTile | ir.MergeTile) -> str:
