@@ -320,6 +320,15 @@ def test_what_is_saved_without_axes_is_not_read_on_the_host(
     assert any(not each.axes for each in kernel.forward(("x",)).kernel.program.outputs[2:])
 
 
+def test_a_promise_reads_what_is_saved_without_axes_as_the_backward_does() -> None:
+    source = "m = max[i](x[i])\nl = m + log(sum[i](exp(x[i] - m)))"
+    made = saving_gradient(source, ("x",))
+    assert made.outputs == ("l",) and "assert x[i] <= l[0]" in made.backward
+    x = torch.randn(9, dtype=torch.float64, requires_grad=True)
+    eq.compile(source)(x=x).backward()
+    assert torch.allclose(x.grad, torch.softmax(x.detach(), 0))
+
+
 def test_a_loss_beside_other_outputs_without_a_cotangent() -> None:
     kernel = eq.compile(f"{LOSS}\ny[i] = sq(x[i])\nreturn loss, y")
     x, s = torch.randn(7, requires_grad=True), torch.randn(7)

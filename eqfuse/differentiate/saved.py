@@ -19,8 +19,21 @@ from eqfuse.differentiate.steps import Step, Steps, name_of
 from eqfuse.differentiate.text import needed_steps, text_of
 from eqfuse.loops.contraction import tiled_axes
 from eqfuse.terms.functions import CASTS
-from eqfuse.terms.nodes import REDUCTIONS, Call, Const, Expr, Load, Reduce, Tensor, call, transform, walk
+from eqfuse.terms.nodes import (
+    REDUCTIONS,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Scalar,
+    Tensor,
+    call,
+    transform,
+    walk,
+)
 from eqfuse.terms.prefixes import Extents, scanned
+from eqfuse.terms.scalars import as_elements
 
 NOMINAL = 256
 """Positions of an axis, where costs are compared, of which the text gives no number."""
@@ -107,15 +120,10 @@ class _Saving:
         bounds = [(_read_as(moved, one), _read_as(moved, other)) for one, other in shares.bounded]
         at_most = [pair for pair in bounds if self._reads_given(pair, results, given)]
         self._put(self._rounded(results, given))
-        backward = text_of(
-            self.steps,
-            results,
-            self.notes,
-            given=given,
-            at_most=at_most,
-            dtypes=self.dtypes,
-            in_memory={*self.cotangents, *given},
-        )
+        backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most, dtypes=self.dtypes)
+        read = walk(*(step.value for step in (*self.by_name.values(), *results)))
+        numbers = {node.name for node in read if isinstance(node, Scalar)}
+        backward = as_elements(backward, numbers & {*self.cotangents, *given})
         # What is saved is made as the program makes it.
         known = {**self.by_name, **{step.name: step for step in written}}
         self._put({name: replace(known[name], written=True) for name in saved})

@@ -12,7 +12,6 @@ from eqfuse.names import Names
 from eqfuse.terms.expressions import distance_of
 from eqfuse.terms.nodes import (
     Axis,
-    Const,
     Expr,
     Load,
     Reduce,
@@ -42,11 +41,10 @@ def text_of(
     given: Collection[str] = (),
     at_most: Sequence[tuple[Expr, Expr]] = (),
     dtypes: Mapping[str, str] = _NOTHING,
-    in_memory: Collection[str] = (),
 ) -> str:
     """The text of a program with these outputs, made of all other steps that they need but for those that are `given`,
     as inputs. `at_most` are pairs of values of which it says that the first is at most the second; `dtypes` are those of
-    some outputs. Scalars that are `in_memory` are read as the first element of a tensor, `a[0]`."""
+    some outputs."""
     known = {step.name: step for step in steps.steps if step.name not in given}
     needed = needed_steps(known, outputs, [each.axis for each in steps.program.in_order])
     names, domains = Names(steps.names.taken), dict(steps.domains)
@@ -79,8 +77,7 @@ def text_of(
     used = axes | {domains.get(axis, axis) for axis in axes}
     lines += [f"{axis}: axis[{count}]" for axis, count in steps.lengths.items() if axis in used]
     lines += [f"{axis}: axis[{show(count)}]" for axis, count in steps.computed.items() if axis in used]
-    elements: dict[Expr, Expr] = {Scalar(name): Load(name, (Const(0),)) for name in in_memory}
-    lines += [_line(replace(step, body=_replaced(step.body, elements))) for step in written]
+    lines += map(_line, written)
     ascending = [pair for pair in steps.program.at_most if _ascends_in(pair, reads, axes)]
     lines += [f"assert {show(left)} <= {show(right)}" for left, right in (*at_most, *ascending)]
     lines += [f"# {note}" for note in dict.fromkeys(notes)]
