@@ -1,7 +1,7 @@
 """What the roofline leaves out: the one table of fitted constants, per device.
 
 Every number goes back to kernels that ran on an H200 (141 GB, sm_90, Triton 3.6; docs/attention.md has the runs); other devices
-are given the same ones and say so (`measured_on`). `python -m bench.calibrate rates` fits the slowdown factors. The penalties of
+are given the same ones. `python -m bench.calibrate rates` fits the slowdown factors. The penalties of
 the lattice of tiles are not measurements: they were set so that the choices over the kept cells stay what was measured to be
 best (`python -m bench.calibrate choices`), and tell little of shapes far from those.
 """
@@ -32,9 +32,7 @@ most), 3 took 1.13 to 1.25 times as long as 4 in products of 16 rows."""
 
 @dataclass(frozen=True)
 class Residuals:
-    """Times in seconds, factors, and sizes. `measured_on` names the device whose kernels gave them."""
-
-    measured_on: str = "h200"
+    """Times in seconds, factors, and sizes."""
 
     # How terms combine
     hidden: float = 0.2

@@ -81,8 +81,7 @@ class CpuProgram:
         if launch is None:
             launch = self._launches[key] = self._launch(extents, shards)
         sizes, grids = launch
-        buffers = buffers_for(self._stored, sizes, self._dtypes)
-        memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
+        memory = self._memory(tensors, sizes)
         small = sum(tensor.numel() for tensor in memory.values()) < SMALL_ELEMENTS
         threads = 1 if small else self.threads or count()
         for function, blocks in zip(self._kernels, grids, strict=True):
@@ -91,7 +90,7 @@ class CpuProgram:
             else:
                 with undisturbed(), torch.no_grad():
                     function(memory, scalars, sizes, blocks)
-        return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
+        return {buffer.name: memory[buffer.name] for buffer in self.program.buffers if buffer.is_output}
 
     def recorded(
         self,
@@ -102,11 +101,17 @@ class CpuProgram:
     ) -> dict[str, torch.Tensor]:
         """As a call, for what records torch calls: one block after the other, in the calling thread."""
         sizes, grids = self._launch(extents, shards)
-        buffers = buffers_for(self._stored, sizes, self._dtypes)
-        memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
+        memory = self._memory(tensors, sizes)
         for function, blocks in zip(self._kernels, grids, strict=True):
             function(memory, scalars, sizes, blocks)
-        return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
+        return {buffer.name: memory[buffer.name] for buffer in self.program.buffers if buffer.is_output}
+
+    def _memory(
+        self, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+    ) -> dict[str, torch.Tensor]:
+        """The inputs as the kernels read them, and new buffers, by name."""
+        inputs = {name: self._input(name, tensor) for name, tensor in tensors.items()}
+        return inputs | buffers_for(self._stored, sizes, self._dtypes)
 
     def _launch(self, extents: Mapping[str, int], shards: Mapping[str, int]) -> _Launch:
         sizes = resolve_extents(self.program, extents, shards)
