@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import combinations, product
 from types import MappingProxyType
 
@@ -654,6 +654,7 @@ class Orders:
         self._best: dict[Expr, Expr] = {}
         self._shared: set[object] = set()
         self._forms: dict[Expr, object] = {}
+        self._cheapest: dict[tuple[Block, int, int], Expr | None] = {}
 
     def all(self, outputs: Sequence[Output]) -> tuple[Output, ...]:
         """The outputs, each block of them in the order that costs least."""
@@ -666,6 +667,7 @@ class Orders:
     def share(self, *exprs: Expr) -> None:
         """Makes the reductions of expressions free for what is ordered from now on."""
         self._shared |= {self._form(node) for node in reductions(*exprs)}
+        self._cheapest.clear()
 
     def _form(self, expr: Expr) -> object:
         """What is the same for expressions that differ in the names of axes."""
@@ -749,9 +751,18 @@ class Orders:
                 continue
             rests = [next(f for f in each.factors if f is not shared[0]) for each in (first, second)]
             joined = call("add" if is_added == too else "sub", *rests)
-            made = min(self._orders(replace(first, factors=(shared[0], joined)), 1), key=self.cost)
+            made = self._cheapest_of(replace(first, factors=(shared[0], joined)), 1)
+            if made is None:
+                continue
             rest = [(sign, self.best(part)) for n, (sign, part) in enumerate(terms) if n not in (one, other)]
             yield total_of([(is_added, made), *rest])
+
+    def _cheapest_of(self, block: Block, terms: int, reads: int = MOST_WIDTH) -> Expr | None:
+        """The order of a block that costs least, of equal ones the first; None where it has too many factors."""
+        key = block, terms, reads
+        if key not in self._cheapest:
+            self._cheapest[key] = min(self._orders(block, terms, reads), key=self.cost, default=None)
+        return self._cheapest[key]
 
     def _orders(self, block: Block, terms: int, reads: int = MOST_WIDTH) -> Iterator[Expr]:
         """Other orders of a block: a factor of up to `terms` terms is multiplied out, windows of up to `reads` positions are read at each."""
@@ -778,7 +789,7 @@ class Orders:
         """A sum over a few positions of an axis, as one term for each of them; nothing where a term has too many factors."""
         masks = (call("where", few.is_at(number), Const(1), Const(0)) for number in range(few.width))
         parts = [replace(block, factors=(mask, *block.factors)) for mask in masks]
-        made = [min(self._orders(part, terms, reads), key=self.cost, default=None) for part in parts]
+        made = [self._cheapest_of(part, terms, reads) for part in parts]
         known = [(True, each) for each in made if each is not None]
         if len(known) == few.width:
             yield total_of(known)
@@ -789,7 +800,7 @@ class Orders:
         """None where a term has too many factors."""
         made_of: list[tuple[bool, Expr]] = []
         for is_added, part in parts:
-            best = min(self._orders(self._opened(block, place, part), terms), key=self.cost, default=None)
+            best = self._cheapest_of(self._opened(block, place, part), terms)
             if best is None:
                 return None
             made_of.append((is_added, best))
@@ -886,6 +897,7 @@ def _twin(expr: Expr) -> Expr:
     return expr
 
 
+@lru_cache(4096)
 def _nameless(expr: Expr) -> str:
     return str(without_names(expr)[0])
 

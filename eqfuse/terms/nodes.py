@@ -339,6 +339,7 @@ def _substitute(expr: Expr, mapping: Mapping[str, Expr], memo: dict[Expr, Expr])
     return memo[expr]
 
 
+@lru_cache(4096)
 def without_names(expr: Expr) -> tuple[Expr, tuple[str, ...]]:
     """An expression with numbers for the names of its axes, and its free ones in their order: two of the same form are equal but for the
     names. Sizes keep theirs."""

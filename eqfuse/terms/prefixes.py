@@ -230,6 +230,8 @@ def _parts(reduce: Reduce, extents: Extents) -> Iterator[tuple[Prefix, Expr, Map
     found = fold_of(reduce.op)
     if found is not None and found[0].ranks:
         return
+    if not any(isinstance(node, Call) and node.fn in OPPOSITE for node in walk(reduce.body)):
+        return
     axis = reduce.axis
     extent = extents.get(axis, axis)
     inside = [n for n in walk(reduce.body) if isinstance(n, Reduce) and extents.get(n.axis, n.axis) == extent]
