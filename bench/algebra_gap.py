@@ -14,7 +14,8 @@ from itertools import combinations
 from bench.algebra_programs import Order
 from bench.workloads import Workload
 from eqfuse.compiler import nominal_extents
-from eqfuse.rules.reassociate import MOST_FACTORS, Block, Orders, block_of, completed, sum_over, visited
+from eqfuse.rules.blocks import Block, block_of, completed, sum_over
+from eqfuse.rules.reassociate import MOST_FACTORS, Orders, visited
 from eqfuse.terms.nodes import Expr, Program, call, free_axes, walk
 from eqfuse.terms.parser import parse
 from eqfuse.terms.prefixes import alike

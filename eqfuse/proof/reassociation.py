@@ -21,10 +21,10 @@ from eqfuse.proof.elaborate import axes_in, free_names, reading
 from eqfuse.proof.nodes import Chain, Differ, Fact, Holds, Inference, Premise, Step
 from eqfuse.proof.positions import AxisNames, unordered
 from eqfuse.proof.syntax import Position, Term, instance, number, replaced_at, subterm, term, transform, walk
+from eqfuse.rules.blocks import position_of
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.closed_forms import total
 from eqfuse.rules.constructors import CONSTRUCTORS
-from eqfuse.rules.reassociate import position_of
 from eqfuse.rules.windows import window
 from eqfuse.terms.integers import in_short
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Scalar, call, free_axes, substitute_axes
