@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_functions import UNARY
 from triton_nests import Case, attention, loop, paged_sum, pointwise, row_sum, softmax, split_log_sum, whole
 
 import eqfuse as eq
@@ -134,27 +135,7 @@ def test_gather_through_a_page_table(index: torch.dtype) -> None:
 
 
 REFERENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "neg": torch.neg,
-    "abs": torch.abs,
-    "sign": torch.sign,
-    "floor": torch.floor,
-    "round": torch.round,
-    "sq": torch.square,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "exp": torch.exp,
-    "log": torch.log,
-    "log1p": torch.log1p,
-    "expm1": torch.expm1,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    # torch's own is NaN of an infinity on some processors
-    "gelu": lambda x: x * ((1 + torch.erf(x * 0.5**0.5)) / 2),
-    "silu": torch.nn.functional.silu,
-    "erf": torch.erf,
-    "sin": torch.sin,
-    "cos": torch.cos,
+    **UNARY,
     "finite": lambda x: torch.where(x.isinf(), 0, x),
     "invertible": lambda x: torch.where(x.isinf() | (x == 0), 1, x),
     "f16": lambda x: x.half().double(),
