@@ -209,23 +209,24 @@ OF_VECTORS = {"softmax of rows"}
 """Programs whose states have axes of their own: on a GPU they are scanned position by position."""
 
 
-@pytest.mark.slow(but=["log-sum-exp", "sum from", "mean and variance", "place of the maximum"])
+@pytest.mark.slow(but=["[log-sum-exp-", "[sum from-", "[mean and variance-", "[place of the maximum-"])
+@pytest.mark.pairwise
+@pytest.mark.parametrize(("rows", "columns", "shards"), [(5, 9, 4), (2, 1, 2), (2, 37, 2)])
 @pytest.mark.parametrize("schedule", ["scan", "scan_tiles", "scan_split"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_by_triton(name: str, schedule: str) -> None:
+def test_by_triton(name: str, schedule: str, rows: int, columns: int, shards: int) -> None:
     """By tiles and shards that are full, and that are not; the last tile of a shard ends where that does."""
     if schedule != "scan" and name in OF_VECTORS:
         pytest.skip("its states are vectors")
-    for rows, columns, shards in ((5, 9, 4), (2, 1, 2), (2, 37, 2)):
-        tensors = inputs(rows, columns)
-        found = by_triton(text(name), tensors, schedule, shards if schedule == "scan_split" else None)
-        torch.testing.assert_close(
-            found.double(),
-            expected(text(name), needed(text(name), tensors)).double(),
-            rtol=2e-5,
-            atol=2e-5,
-            equal_nan=True,
-        )
+    tensors = inputs(rows, columns)
+    found = by_triton(text(name), tensors, schedule, shards if schedule == "scan_split" else None)
+    torch.testing.assert_close(
+        found.double(),
+        expected(text(name), needed(text(name), tensors)).double(),
+        rtol=2e-5,
+        atol=2e-5,
+        equal_nan=True,
+    )
 
 
 UNUSUAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -243,11 +244,13 @@ UNUSUAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.slow(but=["-inf at first", "integers whose sum has more bits", "f16"])
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", UNUSUAL)
 @pytest.mark.parametrize(
     "name", ["sum", "log-sum-exp", "log-sum-exp before", "maximum", "place of the maximum"]
 )
-def test_tiles_of_unusual_numbers(name: str, kind: str) -> None:
+@pytest.mark.parametrize("schedule", ["scan_tiles", "scan_split"])
+def test_tiles_of_unusual_numbers(name: str, kind: str, schedule: str) -> None:
     """What a walk position by position computes, of the same dtype."""
     if kind.startswith("integers") and name.startswith("log"):
         pytest.skip("a logarithm is of reals")
@@ -255,9 +258,8 @@ def test_tiles_of_unusual_numbers(name: str, kind: str) -> None:
     wanted = eq.compile(text(name), native="off", prefer="scan", verify=False)(x=x)
     assert isinstance(wanted, torch.Tensor)
     tolerance = {"f16": 2e-3, "bf16": 2e-2, "f64": 1e-13}.get(kind, 1e-5)
-    for schedule in ("scan_tiles", "scan_split"):
-        found = by_triton(text(name), {"x": x}, schedule, 4 if schedule == "scan_split" else None)
-        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+    found = by_triton(text(name), {"x": x}, schedule, 4 if schedule == "scan_split" else None)
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.slow(but=["linear attention", "a gate for each feature"])
