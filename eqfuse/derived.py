@@ -28,7 +28,7 @@ from eqfuse.threads import Lock
 from eqfuse.verify.certificate import Certificate
 
 if TYPE_CHECKING:  # loaded by those who ask: a start that finds what an earlier one has kept does not
-    from eqfuse.extract.partition import AxisPass, Merges, Structure
+    from eqfuse.extract.kernel_shapes import AxisPass, Merges, Structure
     from eqfuse.extract.unsuited import Unsuited
     from eqfuse.proof.derivation import Derivation
     from eqfuse.tile.nodes import TileProgram

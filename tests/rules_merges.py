@@ -13,7 +13,8 @@ import numpy as np
 
 from eqfuse.compiler import derive
 from eqfuse.derived import Derived
-from eqfuse.extract.partition import KernelShape, Partition
+from eqfuse.extract.kernel_shapes import KernelShape
+from eqfuse.extract.partition import Partition
 from eqfuse.rules.merge import Group
 from eqfuse.rules.states import axis_order
 from eqfuse.terms.floats import FloatDomain

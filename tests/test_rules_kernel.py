@@ -14,7 +14,7 @@ from rules_programs import FUSED, UNFUSED
 
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
-from eqfuse.extract.partition import NOMINAL_BLOCK
+from eqfuse.extract.kernel_shapes import NOMINAL_BLOCK
 from eqfuse.rules.egraph import saturate
 from eqfuse.rules.prepare import prepare
 from eqfuse.terms.nodes import Output

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from eqfuse.errors import VerificationError
 from eqfuse.extract.devices import Device
-from eqfuse.extract.partition import Merges
+from eqfuse.extract.kernel_shapes import Merges
 from eqfuse.limits import OverLimit
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from eqfuse import limits
 from eqfuse.errors import EqfuseError, Span, VerificationError, locate, source_lines
 from eqfuse.explain.report import Report
-from eqfuse.extract.partition import Merges
+from eqfuse.extract.kernel_shapes import Merges
 from eqfuse.limits import OverLimit
 from eqfuse.loops.dominance import parted
 from eqfuse.loops.lower import lower

@@ -50,7 +50,7 @@ from eqfuse.terms.types import output_dtypes, result_dtype
 from eqfuse.threads import cached
 
 if TYPE_CHECKING:  # loaded by those who ask: a start that finds what an earlier one has kept does not
-    from eqfuse.extract.partition import KernelShape
+    from eqfuse.extract.kernel_shapes import KernelShape
 
 RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
@@ -446,7 +446,7 @@ def shape_of(nest: Nest, extents: Mapping[str, int], dtypes: Mapping[str, str], 
 
 
 def _dominant(kernel: KernelShape, extents: Mapping[str, int]) -> int:
-    from eqfuse.extract.partition import work
+    from eqfuse.extract.kernel_shapes import work
 
     weights = [sum(work(s.body, extents) for s in g.states) for g in kernel.groups]
     return max(range(len(weights)), key=lambda i: weights[i])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from eqfuse.extract.partition import Merges
+from eqfuse.extract.kernel_shapes import Merges
 from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.proof.congruence import Classes, Closure, Unproved
 from eqfuse.proof.elaborate import MergeValues, merge_values, named, over_parts, reading
