@@ -1,8 +1,8 @@
 """Which kernels a program takes: what is materialised between them, what each computes in one place.
 
 Sizes decide here (a reduction that would be computed again by every block is better stored once), so this runs per
-shape. It has two halves: `clusters` says which reductions share a pass, and `shapes` makes kernels of them, once the
-merge of every pass is known. Merges are derived between the two, once per program and pass (compiler.py).
+shape. It has two halves: `clusters` says which reductions share a pass, and `shapes` makes kernels of them (`kernel_shapes.py`),
+once the merge of every pass is known. Merges are derived between the two, once per program and pass (compiler.py).
 """
 
 from __future__ import annotations
