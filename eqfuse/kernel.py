@@ -39,7 +39,7 @@ from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
 from eqfuse.terms.collapse_axes import Layouts
 from eqfuse.terms.nodes import Output, Program
-from eqfuse.terms.scalars import as_elements, given_as_elements, on_device
+from eqfuse.terms.scalars import as_elements, given_as_elements, in_tensors
 from eqfuse.terms.split_axes import split_axes
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, deep, undisturbed
@@ -336,7 +336,7 @@ class Kernel:
         if plain is not None:
             with undisturbed():
                 return self._run(key, plain, addresses, values)
-        if key is None and not unnamed and (held := on_device(self.program, values)):
+        if key is None and not unnamed and (held := in_tensors(self.program, values)):
             return self._of_elements(held, values, sizes)
         beside = is_transforming()
         arguments.all_named(unnamed)
@@ -358,9 +358,9 @@ class Kernel:
     def _of_elements(
         self, names: tuple[str, ...], values: Mapping[str, Any], sizes: Mapping[str, int] | None
     ) -> Any:
-        """The outputs of a call whose scalars of these names are on a GPU: of the program that reads them there."""
+        """The outputs of a call whose scalars of these names are in tensors: of the program that reads them there."""
         kernel = self._by_elements(names)
-        made = kernel(**given_as_elements(values, names), sizes=sizes)
+        made = kernel(**given_as_elements(self.program, values, names), sizes=sizes)
         self._current, self._extents = kernel._current, kernel._extents
         return made
 
@@ -411,8 +411,8 @@ class Kernel:
     ) -> None:
         """Plans and verifies what a call of these tensors and numbers will run, and begins to compile it. The tensors may be absent
         (`terms.arguments.Absent`); nothing runs."""
-        if held := on_device(self.program, tensors):
-            given = given_as_elements(tensors, held)
+        if held := in_tensors(self.program, tensors):
+            given = given_as_elements(self.program, tensors, held)
             self._by_elements(held).make_ready(given, numbers, sizes)
             return
         with deep(), undisturbed():

@@ -1,4 +1,4 @@
-"""Scalars that a GPU holds: read there by the kernel, as elements of tensors, and waited for by nobody."""
+"""Scalars in tensors of no dimension: read by the kernel, as elements of tensors, and waited for by nobody."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.terms import scalars
-from eqfuse.terms.scalars import as_elements, on_device
+from eqfuse.terms.scalars import as_elements, in_tensors
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Takes tensors of no dimension on the CPU for such; taking one for a number is an error."""
+    """Taking a tensor for a number is an error."""
 
     def refused(tensor: torch.Tensor) -> Any:
         raise AssertionError("a number was taken out of a tensor")
 
-    def is_held(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and not value.ndim
-
-    monkeypatch.setattr(scalars, "_is_held", is_held)
     monkeypatch.setattr(torch.Tensor, "item", refused)
     yield
 
@@ -39,9 +34,22 @@ def test_the_text_reads_elements() -> None:
 
 
 def test_which_scalars_are_held(held: None) -> None:
-    program = eq.compile("y[i] = where(i < n, s * x[i], t)\nreturn y").program
-    values = {"s": torch.tensor(2.0), "n": torch.tensor(3), "t": 1.0}
-    assert on_device(program, values) == ("s",)  # integers decide what is visited
+    source = "m: i64\ny[i] = where(i < n, s * x[i], t)\nz = m + 1\nreturn y, z"
+    program = eq.compile(source).program
+    values = {"s": torch.tensor(2.0), "n": torch.tensor(3), "m": torch.tensor(4), "t": 1.0}
+    assert in_tensors(program, values) == ("s", "m")  # other integers decide what is visited
+    for text in ("y[i] = x[i + n]", "k: axis[n]\ny[k] = x[0] * k", "n: i64\ny[i] = x[i] + rand(n, i)"):
+        assert not in_tensors(eq.compile(text, at_once=False).program, {"n": torch.tensor(4)})
+
+
+def test_integers_that_are_values_take_no_number(held: None) -> None:
+    kernel = eq.compile("n: i64\ny[i] = x[i] * n\nm = n // 2 + 1\nreturn y, m")
+    for count in (3, 2**53 + 1, -5):
+        x, n = torch.randn(5, dtype=torch.float64), torch.tensor(count)
+        y, m = kernel(x=x, n=n)
+        assert torch.equal(y, x * n) and torch.equal(m, n // 2 + 1) and m.dtype == torch.int64
+    assert kernel.certificate.ok
+    assert len(kernel._elements["n",]._calls._cached) == 1  # one kind of calls, whatever the integer is
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

@@ -1,4 +1,7 @@
-"""Run-time scalars that a device holds: a call that took them for numbers would wait until the device has computed them."""
+"""Run-time scalars that are given as tensors of no dimension, which kernels read as elements of tensors.
+
+A call that took them for numbers would wait until a GPU has computed them, and one with another integer would be looked at anew.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,25 @@ from typing import Any
 import torch
 
 from eqfuse.terms.arguments import Absent
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.dtypes import INTEGERS
+from eqfuse.terms.nodes import Program, Scalar, once, walk
+from eqfuse.terms.positions import integer_uses
 
 
-def on_device(program: Program, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The real scalars of a program that these values have as tensors of no dimension on a GPU."""
-    names = (name for name in program.scalars if name not in program.integers)
-    found = ((name, values.get(name)) for name in names)
-    return tuple(name for name, value in found if _is_held(value))
+def in_tensors(program: Program, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The scalars of a program that these values have as tensors of no dimension: real ones, and integers that are values alone."""
+    return tuple(name for name in _readable(program) if _is_held(values.get(name)))
+
+
+@once
+def _readable(program: Program) -> tuple[str, ...]:
+    """The scalars that may be elements of tensors: those that are no part of positions and extents, which a call has to know."""
+    declared = {tensor.name: tensor.dtype in INTEGERS for tensor in program.tensors if tensor.dtype}
+    declared |= {name: False for name in program.scalars if name not in program.integers}
+    roots = [output.expr for output in program.outputs]
+    counted = {node.name for node in walk(*program.computed.values()) if isinstance(node, Scalar)}
+    counted |= integer_uses(roots, declared, program.at_most).keys()
+    return tuple(name for name in program.scalars if name not in counted)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, Absent)
@@ -26,7 +40,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, Absent)
 
 
 def _is_held(value: Any) -> bool:
-    return type(value) in _PLAIN and value.is_cuda and not value.ndim
+    return type(value) in _PLAIN and not value.ndim
 
 
 def as_elements(source: str, names: Collection[str]) -> str:
@@ -44,8 +58,9 @@ def as_elements(source: str, names: Collection[str]) -> str:
     return "".join(lines)
 
 
-def given_as_elements(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The arguments of that program for those of the first one: in the precision that it computes in."""
+def given_as_elements(program: Program, values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The arguments of that program for those of the first one: integers, and numbers in the precision that it computes in."""
     others = (v for name, v in values.items() if name not in names and isinstance(v, torch.Tensor))
     wide = torch.float64 if any(v.dtype == torch.float64 for v in others) else torch.float32
-    return {**values, **{name: values[name].to(wide).reshape(1) for name in names}}
+    dtypes = {name: torch.int64 if name in program.integers else wide for name in names}
+    return {**values, **{name: values[name].to(dtype).reshape(1) for name, dtype in dtypes.items()}}
