@@ -27,7 +27,8 @@ from eqfuse.errors import BindError, EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
 from eqfuse.terms.arguments import has_tangent, is_tracked
-from eqfuse.threads import deep
+from eqfuse.terms.nodes import Load, Scalar, walk
+from eqfuse.threads import cached, deep
 from eqfuse.torch.guards import Guard, equate_alike, guards_of
 from eqfuse.torch.operators.scans import traced_scans
 from eqfuse.torch.operators.table import Unsupported
@@ -37,6 +38,17 @@ from eqfuse.torch.stops import Seen, with_detached_blocks
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import LEAVE_IT, Refused, Translation, input_name, reserved, shape_of, size_of
 from eqfuse.torch.values import Value, Writer
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What calls of the same sizes have in common: extents of axes, scalars that are extents, and what is written and returned, with
+    numbers in place of sizes."""
+
+    sizes: Mapping[str, int] | None
+    numbers: Mapping[str, int]
+    changed: tuple[Any, ...]
+    outputs: tuple[Any, ...]
 
 
 @dataclass
@@ -54,8 +66,11 @@ class TorchProgram:
     _has_own: bool
     _guards: tuple[Guard, ...] = ()
     _changed: Mapping[str, Any] = field(default_factory=dict)
-    _met: set[tuple[int, ...]] = field(default_factory=set)
+    _calls: dict[tuple[int, ...], _Known] = field(default_factory=dict)
     _kernel: list[Kernel] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._read = {name: read for name, read in self._tensors.items() if name in self._text.inputs}
 
     @property
     def kernel(self) -> Kernel:
@@ -73,24 +88,51 @@ class TorchProgram:
                 "the arguments are of another form than the examples", hint="call it as the examples were"
             )
         values, symbols = self._bound(flat)
-        for name, tensor in self._tensors.items():
-            if name in self._text.inputs:
-                values[name] = tensor().clone() if name in self._changed else tensor()
-        if self._has_own and any(is_tracked(each) or has_tangent(each) for each in values.values()):
+        key = tuple(symbols.values())
+        known = self._calls.get(key)
+        if known is None:
+            known = self._calls[key] = self._known(symbols)
+        values |= {name: read() for name, read in self._read.items()}
+        is_differentiable = any(is_tracked(each) or has_tangent(each) for each in values.values())
+        if is_differentiable and self._has_own:
             raise EqfuseError(
                 "it has a torch.autograd.Function inside, whose derivative is not that of what it computes",
                 hint="call it under torch.no_grad(), or write the function with detach: f(x) + (g(x) - f(x)).detach()",
             )
-        sizes = {axis: _number(size, symbols) for axis, size in self._text.sizes.items()}
-        values |= {name: _number(size, symbols) for name, size in self._text.numbers.items()}
-        made = self.kernel(**values, sizes=sizes or None)
+        if (
+            is_differentiable
+        ):  # a backward may read what was there, and autograd counts changes of all that it keeps
+            for name in self._changed.keys() & values.keys():
+                values[name] = values[name].clone() if name in self._returned else values[name].data
+        made = self.kernel(**values, **known.numbers, sizes=known.sizes)
         results = made if isinstance(made, tuple) else (made,)
-        with torch.no_grad():
-            for name, output in self._changed.items():
-                self._tensors[name]().copy_(self._output(output, results, flat, symbols))
-        return pytree.tree_unflatten(
-            [self._output(each, results, flat, symbols) for each in self._outputs], self._gives
-        )
+        if known.changed:
+            with torch.no_grad():
+                found = [_output(each, results, flat) for each in known.changed]
+                torch._foreach_copy_([self._tensors[name]() for name in self._changed], found)
+        return pytree.tree_unflatten([_output(each, results, flat) for each in known.outputs], self._gives)
+
+    @cached
+    def _returned(self) -> frozenset[str]:
+        """The inputs that what is returned is made of."""
+        outputs = self.kernel.program.returned
+        exprs = [outputs[place].expr for kind, place, *_ in self._outputs if kind == "result"]
+        nodes = list(walk(*exprs))
+        tensors = {node.tensor for node in nodes if isinstance(node, Load)}
+        return frozenset(tensors | {node.name for node in nodes if isinstance(node, Scalar)})
+
+    def _known(self, symbols: Mapping[Any, int]) -> _Known:
+        """What calls of these sizes have in common. Raises BindError where the function may compute something else there."""
+        for guard in self._guards:
+            if not guard.holds(symbols):
+                raise BindError(
+                    f"the program was made where {guard.text}: at these sizes the function may compute something else",
+                    hint="make another program: eq.from_torch with examples of these sizes",
+                )
+        sizes = {axis: _number(size, symbols) for axis, size in self._text.sizes.items()}
+        numbers = {name: _number(size, symbols) for name, size in self._text.numbers.items()}
+        changed = tuple(_at(each, symbols) for each in self._changed.values())
+        return _Known(sizes or None, numbers, changed, tuple(_at(each, symbols) for each in self._outputs))
 
     def _bound(self, flat: list[Any]) -> tuple[dict[str, Any], dict[Any, int]]:
         values: dict[str, Any] = {}
@@ -120,33 +162,34 @@ class TorchProgram:
                     )
             if name in self._text.inputs:
                 values[name] = value
-        if self._guards and (sizes := tuple(symbols.values())) not in self._met:
-            for guard in self._guards:
-                if not guard.holds(symbols):
-                    raise BindError(
-                        f"the program was made where {guard.text}: at these sizes the function may compute something else",
-                        hint="make another program: eq.from_torch with examples of these sizes",
-                    )
-            self._met.add(sizes)
         return values, symbols
-
-    def _output(
-        self, kind: Any, results: tuple[Any, ...], flat: list[Any], symbols: Mapping[Any, int]
-    ) -> Any:
-        match kind:
-            case ("result", place, shape, dtype):  # integers are i64 where they are not declared
-                found = results[place].reshape([_number(size, symbols) for size in shape])
-                return found if found.is_floating_point() else found.to(dtype)
-            case ("argument", place):
-                return flat[place]
-            case ("number", size):
-                return _number(size, symbols)
-            case (_, value):
-                return value
-        raise AssertionError(kind)
 
     def __repr__(self) -> str:
         return f"<eqfuse program of torch>\n{self.source}"
+
+
+def _at(kind: Any, symbols: Mapping[Any, int]) -> Any:
+    """What is returned, with numbers in place of sizes."""
+    match kind:
+        case ("result", place, shape, dtype):
+            return ("result", place, torch.Size([_number(size, symbols) for size in shape]), dtype)
+        case ("number", size):
+            return ("constant", _number(size, symbols))
+    return kind
+
+
+def _output(kind: Any, results: tuple[Any, ...], flat: list[Any]) -> Any:
+    """What is returned, of the outputs of a kernel and the arguments."""
+    match kind:
+        case ("result", place, shape, dtype):  # integers are i64 where they are not declared
+            found = results[place]
+            found = found if found.shape == shape else found.reshape(shape)
+            return found if found.dtype == dtype or found.is_floating_point() else found.to(dtype)
+        case ("argument", place):
+            return flat[place]
+        case (_, value):
+            return value
+    raise AssertionError(kind)
 
 
 def _number(size: Size, symbols: Mapping[Any, int]) -> Any:
