@@ -16,8 +16,9 @@ from eqfuse.compiled import Compiled
 from eqfuse.devices import device_named
 from eqfuse.errors import ScheduleError
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
+from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.resources import bytes_read_again, shared_bytes, two_per_sm
-from eqfuse.loops.plan import KernelConfig
+from eqfuse.loops.plan import Block, KernelConfig
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 
@@ -180,6 +181,28 @@ def _blocks(compiled: Compiled) -> dict[str, int | None]:
 def test_columns_are_read_in_segments_of_memory(fold: str, columns: int) -> None:
     blocks = _blocks(_planned(f"y[a,c] = {fold}[b](x[a,b,c])", a=128, b=4096, c=columns))
     assert (blocks["c"] or 0) >= 32 and blocks["b"] is not None
+
+
+@pytest.mark.parametrize("dtype, sides", [("bf16", (64, 64)), ("f32", (128, 32))])
+def test_what_is_written_turned_has_tiles_of_segments_along_both_axes(
+    dtype: str, sides: tuple[int, int]
+) -> None:
+    kernel = eq.compile(f"x: {dtype}[j,i]\ny[i,j] = exp(x[j,i])", target="h200", sizes={"i": 3000, "j": 9000})
+    (config,) = kernel.plan.configs
+    assert tuple(b.size for axis in ("i", "j") for b in config.blocks if b.axis == axis) == sides
+
+
+def test_elements_that_are_written_apart_take_a_sector_each() -> None:
+    row, column = (
+        KernelConfig((Block("i", "grid", rows), Block("j", "grid", columns)))
+        for rows, columns in ((1, 1024), (1024, 1))
+    )
+    sizes = {"i": 4096, "j": 4096}
+    kernel = eq.compile("x: f16[i]\ny[i,j] = x[i] * 2", target="h200", sizes=sizes)
+    compiled = kernel.compiled
+    nest, dtypes = compiled.chosen.nest, with_outputs(kernel.program, compiled.dtypes)
+    cost = KernelCost(nest.kernels[0], shape_of(nest, sizes, dtypes, 1), H200)
+    assert cost.alone(column)["memory"] > 12 * cost.alone(row)["memory"]
 
 
 def test_columns_of_few_positions_are_folded_by_a_warp_each() -> None:

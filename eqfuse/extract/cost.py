@@ -27,7 +27,7 @@ from eqfuse.extract.mask_coverage import Coverage, ragged, rows_with_ranges
 from eqfuse.extract.residuals import CPU
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, size_of, slowdowns
 from eqfuse.extract.shape import Shape
-from eqfuse.extract.traffic import load_seconds
+from eqfuse.extract.traffic import load_seconds, store_seconds
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.plan import Cost, KernelConfig, Term
 from eqfuse.terms.integers import power_of_two
@@ -127,7 +127,9 @@ class KernelCost:
         )
         if not walks or not waits_for_memory(alone):
             return False
-        sizes_stored = (self.shape.itemsize(t) * self.shape.positions(axes) for t, axes in self.work.stores)
+        sizes_stored = (
+            self.shape.itemsize(w.tensor) * self.shape.positions(w.axes) for w in self.work.stores
+        )
         return 2 * sum(sizes_stored) < alone["memory"] * self.device.bandwidth
 
     def slowdown(self, config: KernelConfig, *, streams: bool = False) -> float:
@@ -238,8 +240,8 @@ class _Priced:
             )
             memory += from_memory
             cache += from_cache
-        for tensor, axes in self.work.stores:
-            memory += self.positions(axes) * self.cost.shape.itemsize(tensor) / device.bandwidth
+        for written in self.work.stores:
+            memory += store_seconds(written, self.blocks, self.extents, self.cost.shape, device)
         return memory, cache
 
     def _matrix_rate(self, product: MatrixProduct) -> float:

@@ -43,6 +43,15 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Written:
+    """A store: the tensor, its positions, and the axes that these are made of."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+    axes: Axes
+
+
+@dataclass(frozen=True)
 class Step:
     """What per-step overhead is of: a loop over `axis` with those inside; without an axis, `operations` one by one, and
     products that walk `walked` axes themselves."""
@@ -63,7 +72,7 @@ class KernelWork:
     elementwise: tuple[tuple[Axes, int], ...]
     special: tuple[tuple[Axes, int], ...]
     loads: tuple[Access, ...]
-    stores: tuple[tuple[str, Axes], ...]
+    stores: tuple[Written, ...]
     steps: tuple[Step, ...]
     loops: tuple[str, ...]
     has_loop: bool
@@ -97,7 +106,7 @@ def work_of(kernel: Kernel, *, on_cpu: bool) -> KernelWork:
         tuple(elementwise.items()),
         tuple(special.items()),
         tuple(_accesses(kernel, with_shards)),
-        tuple((store.tensor, _axes_in(store.index)) for store in stores),
+        tuple(Written(store.tensor, store.index, _axes_in(store.index)) for store in stores),
         tuple(_steps(kernel.body, alone)),
         tuple(loop.axis for loop in loops_in(kernel.body) if not loop.unit),
         bool(looped),

@@ -188,15 +188,22 @@ def _fit_tiles(
     rows = rows_with_ranges(kernel)
     near = [a for a in contiguous_axes(kernel, widest=True) if a in rest]
     near.sort(key=lambda a: a in rows)  # the ends of their ranges are read along those, and little else
+    stored = {} if usage.loops else _stored_segments(kernel, rest, shape)
     order = [*near, *[a for a in reversed(rest) if a not in near and a in usage.loops]]
+    order += [a for a in stored if a not in order]
     order += [a for a in reversed(usage.parallel) if a not in order]
     caps = {a: min(limits[a], 1024) for a in limits} | _longest(kernel, usage, limits, extents)
     vectors, columns = loads_vectors(kernel, shape), _folds_columns(kernel, tuple(near))
-    segments, alone = _segments(kernel, near, shape), columns and vectors and _folds_numbers(kernel)
+    segments, alone = stored | _segments(kernel, near, shape), columns and vectors and _folds_numbers(kernel)
     both = folds_rows_and_columns(kernel)
     if columns and usage.loops and (alone or not vectors):
         wide = max(GPU_COLUMN_SEGMENTS * segments[near[0]], GPU_TILE // _least_long(kernel, extents))
         caps[near[0]] = min(caps[near[0]], wide)
+    elif (
+        not usage.loops and len(segments) > 1
+    ):  # what lies along another axis is read, or written, in segments too
+        others = math.prod(min(limits[a], segments[a]) for a in segments if a != order[0])
+        caps[order[0]] = min(caps[order[0]], max(segments[order[0]], GPU_TILE // others))
     states = scan_states(kernel)
     fill(blocks, order, values, caps, GPU_SCANNED_TILE if states > 1 else GPU_TILE)
     _share_out(blocks, usage.parallel, segments, extents, device.sms, values)
@@ -261,6 +268,17 @@ def _segments(kernel: Kernel, axes: Sequence[str], shape: Shape) -> dict[str, in
             if load.index and load.index[-1] == Axis(axis)
         )
         for axis in axes
+    }
+
+
+def _stored_segments(kernel: Kernel, axes: Sequence[str], shape: Shape) -> dict[str, int]:
+    """Positions of a segment of memory along those of these axes that something is written along."""
+    stores = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Store) and stmt.index]
+    return {
+        axis: GPU_SEGMENT
+        // min(shape.itemsize(store.tensor) for store in stores if store.index[-1] == Axis(axis))
+        for axis in axes
+        if any(store.index[-1] == Axis(axis) for store in stores) and shape.extents[axis] > 1
     }
 
 

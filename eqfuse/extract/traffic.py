@@ -1,17 +1,20 @@
-"""Bytes that loads move, from memory and from the cache, as seconds."""
+"""Bytes that loads and stores move, from memory and from the cache, as seconds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from eqfuse.extract.devices import Device
-from eqfuse.extract.kernel_work import Access
+from eqfuse.extract.kernel_work import Access, Written
 from eqfuse.extract.shape import Shape
-from eqfuse.terms.nodes import Axis, Load
+from eqfuse.terms.nodes import Axis, Expr, Load
 
 SECTOR = 128
 """Bytes next to each other that a GPU's memory gives in about the time of fewer."""
+
+WRITTEN_SECTOR = 32
+"""Bytes next to each other that a GPU writes in the time of fewer."""
 
 
 def load_seconds(
@@ -31,7 +34,7 @@ def load_seconds(
     alike = {a: min(by, extents[a]) for a, by in access.alike.items()}
     unique = math.prod(extents.get(a, 1) for a in used) * size / math.prod(alike.values())
     if device.kind == "gpu":
-        unique *= max(1.0, SECTOR / (size * _neighbours(access, blocks, extents)))
+        unique *= max(1.0, SECTOR / (size * _neighbours(access.load.index, blocks, extents)))
     again = math.prod(
         math.ceil(extents[a] / blocks[a])
         for a in (*parallel, *_repeated_by(access, parallel, blocks, extents))
@@ -49,11 +52,22 @@ def load_seconds(
     return unique / device.bandwidth, (again - 1) * unique / bandwidth
 
 
-def _neighbours(access: Access, blocks: Mapping[str, int], extents: Mapping[str, int]) -> float:
-    """Elements that stand next to each other of those that a block reads at once; no limit is known where positions are
+def store_seconds(
+    written: Written, blocks: Mapping[str, int], extents: Mapping[str, int], shape: Shape, device: Device
+) -> float:
+    """Seconds of writes to memory, each position once: a GPU's are of whole sectors, however many of their bytes a block has."""
+    size = shape.itemsize(written.tensor)
+    stored = math.prod(extents.get(axis, 1) for axis in written.axes) * size
+    if device.kind == "gpu":
+        stored *= max(1.0, WRITTEN_SECTOR / (size * _neighbours(written.index, blocks, extents)))
+    return stored / device.bandwidth
+
+
+def _neighbours(index: Sequence[Expr], blocks: Mapping[str, int], extents: Mapping[str, int]) -> float:
+    """Elements that stand next to each other of those that a block reads or writes at once; no limit is known where positions are
     computed, unless each is an element of a tensor itself: then they are anywhere."""
     found = 1
-    for at in reversed(access.load.index):
+    for at in reversed(index):
         if isinstance(at, Load):
             return found
         if not isinstance(at, Axis):
