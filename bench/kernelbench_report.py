@@ -1,6 +1,6 @@
 """`eqfuse bench kernelbench FOLDER`: the problems of KernelBench, through `eq.from_torch` and `torch.compile`.
 
-FOLDER is a checkout of `ScalingIntelligence/KernelBench`. Each problem of its levels 1 and 2 is a file with a `Model`, the numbers that
+FOLDER is a checkout of `ScalingIntelligence/KernelBench`. Each problem of its levels 1 to 3 is a file with a `Model`, the numbers that
 it is made with, and its inputs. The integers among its constants are made so small that it runs in a moment, and its model is translated in training and
 in evaluation. What the text means (`eq.reference`) is compared with what torch computes, buffers that the model changes too; with `--native` the kernel
 runs instead. Then it is called through `torch.compile(model, backend="eqfuse")`, where each region that can be one becomes a kernel: `kernels` says how
@@ -31,7 +31,7 @@ import torch
 import eqfuse as eq
 from bench.measure import own_cores, time_limit
 from bench.opinfo_report import VERDICTS, judged, program_of
-from bench.report import Column, Options, Report, chosen_names
+from bench.report import Column, Options, Report, chosen_names, one_line
 from eqfuse.errors import EqfuseError
 
 TITLE = "KernelBench, as programs"
@@ -43,7 +43,7 @@ COLUMNS = (
     Column("kernels", lambda row: str(row.get("kernels", ""))),
     Column("why", lambda row: str(row["why"])[:110]),
 )
-LEVELS = ("level1", "level2")
+LEVELS = ("level1", "level2", "level3")
 SECONDS = 300
 GIGABYTES = 8
 KEPT = 12
@@ -73,6 +73,7 @@ SMALLER: tuple[Callable[[int], int], ...] = (
     partial(flattened, kept=16),
     partial(flattened, kept=24),
     partial(flattened, kept=32),
+    partial(flattened, kept=224),
 )
 """What becomes of integers above `KEPT`, so that equal ones stay equal: the first with which torch runs the model."""
 
@@ -125,7 +126,11 @@ def alone() -> None:
 
 def explore(problem: Problem) -> list[dict[str, Any]]:
     """A row for each mode of the model."""
-    original, given = made(problem.path)
+    name = f"{problem.path.parent.name}/{problem.path.stem}"
+    try:
+        original, given = made(problem.path)
+    except EqfuseError as error:
+        return [{"problem": name, "mode": "", "program": "", "why": one_line(error)}]
     rows = []
     for mode in ("training", "evaluation"):
         original.train(mode == "training")
@@ -142,16 +147,16 @@ def explore(problem: Problem) -> list[dict[str, Any]]:
             options: dict[str, Any] = {"take": "always", "rest": "aot_eager", "native": native}
             return with_buffers(model, torch.compile(model, backend="eqfuse", options=options), given)
 
-        row: dict[str, Any] = {"problem": f"{problem.path.parent.name}/{problem.path.stem}", "mode": mode}
+        row: dict[str, Any] = {"problem": name, "mode": mode}
         reasons = []
-        for name, compute in {"program": translated, "back end": compiled}.items():
-            if name == "back end" and not problem.compiles:
+        for way, compute in {"program": translated, "back end": compiled}.items():
+            if way == "back end" and not problem.compiles:
                 continue
             try:
                 with time_limit(SECONDS):
-                    row[name], why = judged(compute, wanted, problem.native)
+                    row[way], why = judged(compute, wanted, problem.native)
             except TimeoutError:
-                row[name], why = "raised", f"more than {SECONDS} s"
+                row[way], why = "raised", f"more than {SECONDS} s"
             reasons += [why] if why else []
         if problem.compiles:
             regions = eq.torch.report(measure=False, reset=True)
@@ -187,16 +192,17 @@ def problems(options: Options) -> Iterator[Problem]:
 
 def run(options: Options, report: Report) -> None:
     """Adds a row for each problem and mode; what is wrong or raised is a failure."""
-    counts: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     processes, context = options.jobs or own_cores(), get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=alone) as pool:
         for row in (row for rows in pool.map(explore, list(problems(options))) for row in rows):
             report.add(row)
+            level = row["problem"].partition("/")[0]
             for way in ("program", "back end"):
-                counts[way, row["mode"], row.get(way, "")] += 1
+                counts[level, way, row["mode"], row.get(way, "")] += 1
                 if row.get(way) in ("wrong", "raised"):
                     report.failures.append(f"{row['problem']}, {row['mode']}, {way}: {row['why']}")
-    for way, mode in dict.fromkeys(key[:2] for key in counts):
-        found = [(what, counts[way, mode, what]) for what in VERDICTS]
+    for which in dict.fromkeys(key[:3] for key in counts):
+        found = [(what, counts[*which, what]) for what in VERDICTS]
         if any(count for _, count in found):
-            report.summary.append(f"{way}, {mode}: " + ", ".join(f"{n} {what}" for what, n in found))
+            report.summary.append(", ".join(which) + ": " + ", ".join(f"{n} {what}" for what, n in found))

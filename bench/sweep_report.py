@@ -2,7 +2,8 @@
 
 A cell is an operation, a shape, the axes that it reduces, a layout and a dtype, all drawn from `--seed`; `--examples` says how many,
 `--device` where. Every cell is called as a user calls it, and checked against float64 in the same run. All of them are compiled
-first, in `--jobs` processes, and then timed in one, in turn with torch.compile (with eager torch where that is left out).
+first, in `--jobs` processes, and then timed in one, in turn with torch.compile (with eager torch where that is left out): on one
+thread of a CPU (`OMP_NUM_THREADS=1`) by processor time.
 "predicted" is `Kernel.estimate` over what was measured.
 """
 
@@ -257,7 +258,10 @@ def _times(forms: Mapping[str, Callable[[torch.Tensor], torch.Tensor]], cell: Ce
     if cell.device == "cpu":
         runs = {name: lambda inputs, form=form: form(inputs["x"]) for name, form in forms.items()}
         kept = [cell.tensor(turn) for turn in range(3)]
-        times = interleaved(runs, lambda turn: {"x": kept[turn % 3]}, rounds=ROUNDS, budget_seconds=2.0)
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        times = interleaved(
+            runs, lambda turn: {"x": kept[turn % 3]}, rounds=ROUNDS, budget_seconds=2.0, clock=clock
+        )
         return {name: times.median(name) for name in runs}
     from triton.testing import do_bench
 
