@@ -139,7 +139,9 @@ def explore(problem: Problem) -> list[dict[str, Any]]:
         wanted = with_buffers(models[0], models[0], given)
 
         def translated(model: torch.nn.Module = models[1]) -> Any:
-            return with_buffers(model, program_of(model, given, problem.native), given)
+            program = program_of(model, given, problem.native)
+            torch.manual_seed(1)
+            return with_buffers(model, program, given)
 
         def compiled(model: torch.nn.Module = models[2]) -> Any:
             torch.manual_seed(1)

@@ -298,9 +298,8 @@ def test_what_cannot_be_expressed_is_named_with_its_line() -> None:
     ("fn", "said"),
     [
         (lambda x: x if x.sum() > 0 else -x, "torch cannot export it"),
-        (lambda x: F.dropout(x, 0.5), "dropout"),
         (lambda x: x[x > 0], "not expressible|cannot export"),
-        (lambda x: x + torch.rand(3, 4), "aten.rand is not expressible: random numbers"),
+        (lambda x: x + torch.randint(3, (3, 4)), "aten.randint.low is not expressible: random numbers"),
         (lambda x: F.rrelu(x, training=True), "slopes that are random numbers"),
         (lambda x: x.nonzero(), "a size that depends on data"),
         (lambda x: torch.bincount(x.argmax(1), minlength=4), "a size that depends on data"),
@@ -378,6 +377,28 @@ def test_norms_of_what_is_not_in_training_change_nothing() -> None:
     with torch.no_grad():
         assert torch.allclose(eq.from_torch(norm, x, native="off")(x), norm(x), atol=1e-6)
     assert torch.equal(norm.running_mean, torch.zeros(4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.dropout(F.dropout(x, 0.3).T, 0.6).softmax(1),
+        lambda x: F.dropout(x, 1.0) + F.dropout(x, 0.0) + F.dropout(x, 0.5, training=False),
+        lambda x: F.dropout1d(x.unsqueeze(1), 0.5) * torch.rand(x.shape[1]) + torch.randn_like(x).mean(),
+        lambda x: torch.empty_like(x).bernoulli_(0.25) * torch.rand(()) + x,
+    ],
+    ids=("dropout", "all or nothing", "channels", "bernoulli"),
+)
+def test_random_numbers_are_those_that_torch_draws(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    program = eq.from_torch(fn, torch.randn(3, 4), native="off")
+    for seed, shape in ((1, (3, 4)), (2, (3, 4)), (3, (5, 8))):
+        x = torch.randn(shape, requires_grad=True)
+        results = []
+        for each in (program, fn):
+            torch.manual_seed(seed)
+            made = each(x)
+            results.append((made, torch.autograd.grad(made.square().sum(), x)[0], torch.rand(())))
+        torch.testing.assert_close(*results)
 
 
 def test_a_function_that_changes_an_argument_is_refused() -> None:

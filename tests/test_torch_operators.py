@@ -240,7 +240,7 @@ def test_problems_are_judged(tmp_path: Path) -> None:
     """The rows of `bench kernelbench`, with buffers that a model changes."""
     texts = {
         "right": "pass",
-        "refused": "x = x * torch.rand(1)",
+        "refused": "x = x * torch.randint(3, (1,))",
         "wrong": "x = x if torch.compiler.is_exporting() else 2 * x",
     }
     for place, (wanted, text) in enumerate(texts.items()):

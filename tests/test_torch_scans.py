@@ -299,3 +299,12 @@ def test_programs_without_scans_need_nothing_of_how_torch_traces_them(
         monkeypatch.delattr(import_module(f"torch._higher_order_ops.{module}"), "_maybe_compile_and_run_fn")
     x = r(3, 5)
     torch.testing.assert_close(eq.from_torch(lambda x: x.softmax(-1), x)(x), x.softmax(-1))
+
+
+def test_random_numbers_of_each_step_are_refused() -> None:
+    def step(h: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = h * x + torch.rand(3)
+        return h, h.clone()
+
+    with pytest.raises(eq.EqfuseError, match="random numbers that each step draws"):
+        eq.from_torch(lambda h, x: scan(step, h, x, dim=0), torch.randn(3), torch.randn(4, 3))

@@ -29,6 +29,7 @@ from eqfuse.operator.content import compiled
 from eqfuse.terms.arguments import has_tangent, is_tracked
 from eqfuse.terms.nodes import Load, Scalar, walk
 from eqfuse.threads import cached, deep
+from eqfuse.torch.draws import Draw
 from eqfuse.torch.guards import Guard, equate_alike, guards_of
 from eqfuse.torch.operators.scans import traced_scans
 from eqfuse.torch.operators.table import Unsupported
@@ -42,11 +43,12 @@ from eqfuse.torch.values import Value, Writer
 
 @dataclass(frozen=True)
 class _Known:
-    """What calls of the same sizes have in common: extents of axes, scalars that are extents, and what is written and returned, with
-    numbers in place of sizes."""
+    """What calls of the same sizes have in common: extents of axes, scalars that are extents, shapes of random numbers, and what is
+    written and returned, with numbers in place of sizes."""
 
     sizes: Mapping[str, int] | None
     numbers: Mapping[str, int]
+    drawn: tuple[torch.Size, ...]
     changed: tuple[Any, ...]
     outputs: tuple[Any, ...]
 
@@ -66,6 +68,7 @@ class TorchProgram:
     _has_own: bool
     _guards: tuple[Guard, ...] = ()
     _changed: Mapping[str, Any] = field(default_factory=dict)
+    _draws: tuple[Draw, ...] = ()
     _calls: dict[tuple[int, ...], _Known] = field(default_factory=dict)
     _kernel: list[Kernel] = field(default_factory=list)
 
@@ -104,6 +107,12 @@ class TorchProgram:
         ):  # a backward may read what was there, and autograd counts changes of all that it keeps
             for name in self._changed.keys() & values.keys():
                 values[name] = values[name].clone() if name in self._returned else values[name].data
+        place = next((value.device for value in values.values()), torch.get_default_device())
+        for draw, shape in zip(self._draws, known.drawn, strict=True):
+            drawn = draw.drawn(
+                shape, place
+            )  # one that nothing reads too: torch's next numbers are others then
+            values |= {draw.name: drawn} if draw.name in self._text.inputs else {}
         made = self.kernel(**values, **known.numbers, sizes=known.sizes)
         results = made if isinstance(made, tuple) else (made,)
         if known.changed:
@@ -131,8 +140,10 @@ class TorchProgram:
                 )
         sizes = {axis: _number(size, symbols) for axis, size in self._text.sizes.items()}
         numbers = {name: _number(size, symbols) for name, size in self._text.numbers.items()}
+        drawn = tuple(torch.Size([_number(size, symbols) for size in draw.shape]) for draw in self._draws)
         changed = tuple(_at(each, symbols) for each in self._changed.values())
-        return _Known(sizes or None, numbers, changed, tuple(_at(each, symbols) for each in self._outputs))
+        outputs = tuple(_at(each, symbols) for each in self._outputs)
+        return _Known(sizes or None, numbers, drawn, changed, outputs)
 
     def _bound(self, flat: list[Any]) -> tuple[dict[str, Any], dict[Any, int]]:
         values: dict[str, Any] = {}
@@ -279,7 +290,7 @@ def from_torch(
     return TorchProgram(
         text.source, text, tensors, tuple(taken), outputs[len(written) :], takes, exported.call_spec.out_spec,
         lambda: compiled(text.source, **options), has_own, guards_of(nodes, [each[:2] for each in taken]),
-        dict(zip(written, outputs, strict=False)),
+        dict(zip(written, outputs, strict=False)), tuple(translation.draws),
     )  # fmt: skip
 
 

@@ -19,9 +19,10 @@ from eqfuse.terms.dtypes import DTYPES
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
 from eqfuse.terms.nodes import Const, Expr, Load, Scalar, call, walk
 from eqfuse.terms.registry import reducers
+from eqfuse.torch.draws import DRAWING, DROPOUTS, Draw, Maker, dropped, maker_of, order_of
 from eqfuse.torch.operators import indices, pointwise, products, reductions, scans, views, windows, writes
 from eqfuse.torch.operators.pointwise import NARROW
-from eqfuse.torch.operators.table import TABLE, Node, Unsupported, argument_names, packet
+from eqfuse.torch.operators.table import TABLE, Made, Node, Unsupported, argument_names, packet
 from eqfuse.torch.positions import Position, Size, whole
 from eqfuse.torch.values import Digit, Value, Writer, constant, is_view, position
 
@@ -117,20 +118,25 @@ def shape_of(value: torch.Tensor) -> tuple[Size, ...]:
 
 @dataclass
 class Translation:
-    """Nodes of a graph, one after the other, as definitions of one program. `inputs` are named by the caller."""
+    """Nodes of a graph, one after the other, as definitions of one program. `inputs` are named by the caller, but for random numbers,
+    which are `draws`."""
 
     writer: Writer
     made: dict[fx.Node, Any] = field(default_factory=dict)
     shapes: dict[str, tuple[Size, ...]] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    draws: list[Draw] = field(default_factory=list)
 
     def read(self, node: fx.Node, name: str) -> None:
         """Enters a tensor, or a number, that the program is given."""
         value = node.meta["val"]
-        if not isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
+            self.made[node] = self._input(name, shape_of(value), value.dtype)
+        else:
             self.made[node] = size_of(value) if isinstance(value, torch.SymInt | int) else value
-            return
-        shape = shape_of(value)
+
+    def _input(self, name: str, shape: tuple[Size, ...], dtype: torch.dtype) -> Value:
+        """A tensor that the program is given."""
         groups: list[tuple[Digit, ...]] = []
         used: list[str] = []
         for size in shape:
@@ -143,12 +149,22 @@ class Translation:
 
         def at(positions: tuple[Position, ...]) -> Expr:
             places = tuple(index(place, size) for place, size in zip(positions, shape, strict=True))
-            if not places and value.dtype == torch.bool:
+            if not places and dtype == torch.bool:
                 return call("ne", Scalar(name), Const(0))  # a scalar is a number
             return Load(name, places) if places else Scalar(name)
 
-        self.shapes[name], self.dtypes[name] = shape, value.dtype
-        self.made[node] = Value(shape, value.dtype, tuple(groups), at, name)
+        self.shapes[name], self.dtypes[name] = shape, dtype
+        return Value(shape, dtype, tuple(groups), at, name)
+
+    def _drawn(self, node: fx.Node, called: Node, make: Maker) -> Made:
+        """What an operator makes of random numbers that torch draws, which are an input of the program."""
+        is_dropout = packet(node.target) in DROPOUTS
+        name = self.writer.names.definition("dropout" if is_dropout else word_of(node))
+        made = node.meta["val"]
+        order = order_of(made[0] if isinstance(made, tuple | list) else made)
+        self.draws.append(Draw(name, called.shape, order, make))
+        given = self._input(name, called.shape, torch.bool if is_dropout else called.dtype)
+        return dropped(called, given) if is_dropout else given
 
     def graph(self, node: fx.Node, module: Any) -> None:
         """Enters a graph that an operator calls."""
@@ -171,7 +187,7 @@ class Translation:
         if str(node.target).startswith("aten._assert"):
             return  # it computes nothing; the examples passed it, and a kernel checks what it reads
         try:
-            found = self._called(node)
+            found = self._called(node, inside)
             if isinstance(found, Value) and not inside:
                 found = self._kept(node, found)
         except Unsupported as why:
@@ -180,7 +196,7 @@ class Translation:
             raise Refused(node, str(why)) from None
         self.made[node] = found
 
-    def _called(self, node: fx.Node) -> Any:
+    def _called(self, node: fx.Node, inside: bool) -> Any:
         value = node.meta.get("val")
         if getattr(node.target, "__name__", "") == "getitem":
             of, place = node.args
@@ -196,7 +212,10 @@ class Translation:
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
         if any(each.dtype.is_complex for each in tensors):
             raise Unsupported("complex numbers")
-        if name not in TABLE:
+        make = maker_of(name, self._arguments(node), tensors[0].dtype) if name in DRAWING else None
+        if make is not None and inside:
+            raise Unsupported("random numbers that each step draws (draw them before, and pass them)")
+        if name not in TABLE and make is None:
             raise Unsupported(_why_untranslated(name.removeprefix("aten."), tensors))
         if not tensors or len(tensors) < len(values) and name not in PARTLY:
             raise Unsupported("its result is no tensor")
@@ -209,7 +228,8 @@ class Translation:
                 for s, d in zip(shapes, dtypes, strict=True)
             ]
             return tuple(empty) if isinstance(value, tuple | list) else empty[0]
-        return TABLE[name](Node(self.writer, self._arguments(node), shapes, dtypes))
+        called = Node(self.writer, self._arguments(node), shapes, dtypes)
+        return TABLE[name](called) if make is None else self._drawn(node, called, make)
 
     def _arguments(self, node: fx.Node) -> Mapping[str, Any]:
         given = dict(zip(argument_names(node.target), node.args, strict=False)) | dict(node.kwargs)

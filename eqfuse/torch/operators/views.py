@@ -9,6 +9,7 @@ from eqfuse.terms.integer_terms import compared, divided, minus, plus, remaining
 from eqfuse.terms.nodes import Call, Const, Expr, call
 from eqfuse.torch.operators.pointwise import cast
 from eqfuse.torch.operators.table import (
+    Made,
     Node,
     Unsupported,
     both,
@@ -45,12 +46,20 @@ def _stopped(expr: Expr) -> Expr:
     return expr if is_constant else call("stop", expr)
 
 
-@operator("clone", "alias", "contiguous", "lift_fresh_copy", "lift_fresh", "dropout", "native_dropout")
+@operator("clone", "alias", "contiguous", "lift_fresh_copy", "lift_fresh")
 def _(node: Node) -> Value:
-    x = node.value("input" if "input" in node.given else "self")
-    if node.get("train", False) and node.get("p", 0.0):
-        raise Unsupported("dropout that is on (call .eval(), or set its probability to 0)")
-    return x
+    return node.value("self")
+
+
+@operator("dropout", "native_dropout")
+def _(node: Node) -> Made:
+    """What drops nothing or everything; any other one draws random numbers (draws.py)."""
+    x = node.value("input")
+    keeps = node.given["train"] is False or not node.given["p"]
+    made = x if keeps else elementwise(x.shape, x.dtype, [x], lambda e: call("mul", e, Const(0.0)))
+    if len(node.shapes) == 1:
+        return made
+    return made, Value(x.shape, node.dtypes[1], (None,) * x.rank, constant(keeps, node.dtypes[1]).read)
 
 
 @operator("view", "reshape", "_unsafe_view", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze")
