@@ -23,6 +23,9 @@ REGISTER_BYTES = 4
 VECTOR_BYTES = 16
 """What a thread of a GPU loads at once."""
 
+WARP = 32
+"""Threads of a warp."""
+
 WARPGROUP_ROWS = 64
 """Rows from which a matrix product reads its operands from shared memory (wgmma); with fewer, they pass
 through registers."""
@@ -161,10 +164,12 @@ def _loads_of(side: Factors) -> list[Load]:
 
 
 def _converted_bytes(kernel: Kernel, blocks: Mapping[str, int]) -> int:
-    """The largest tile that is stored along another axis than all it is made of was loaded along. Loads of different
-    orders that meet are no such tiles: one of them is loaded in the other's layout."""
+    """The largest tile that is stored along another axis than some of what it is made of was loaded along. Triton converts it as a whole
+    where it has as many positions along both axes as a warp has threads, else part by part."""
     tiles = (
-        size_of(axes, blocks) for axes, ways in _converted(kernel) if all(blocks.get(a, 1) > 1 for a in ways)
+        size_of(axes, blocks) * min(WARP, *(blocks.get(axis, 1) for axis in ways)) // WARP
+        for axes, ways in _converted(kernel)
+        if all(blocks.get(axis, 1) > 1 for axis in ways)
     )
     return max(tiles, default=0) * REGISTER_BYTES
 
@@ -195,7 +200,7 @@ def _scanned(kernel: Kernel) -> tuple[tuple[frozenset[str], int], ...]:
 
 @lru_cache(KEPT)
 def _converted(kernel: Kernel) -> tuple[tuple[frozenset[str], tuple[str, str]], ...]:
-    """The axes of stored values none of whose tiles was loaded along the axis that memory is contiguous along where they
+    """The axes of stored values some of whose tiles were loaded along another axis than memory is contiguous along where they
     are stored, with the axes that memory is contiguous along in both places."""
     found: dict[tuple[frozenset[str], tuple[str, str]], None] = {}
     named = {stmt.name: stmt.expr for stmt in statements(kernel.body) if isinstance(stmt, Let)}
@@ -204,8 +209,8 @@ def _converted(kernel: Kernel) -> tuple[tuple[frozenset[str], tuple[str, str]], 
         loads = [load for load in _unreduced(value) if load.index]
         ways = {n.index[-1].name: free_axes(n) for n in loads if isinstance(n.index[-1], Axis)}
         last = store.index[-1]
-        if isinstance(last, Axis) and last.name not in ways:
-            for way in (way for way, axes in ways.items() if last.name in axes):
+        if isinstance(last, Axis):
+            for way in (way for way, axes in ways.items() if way != last.name and last.name in axes):
                 found[free_axes(store.expr) | set(store.dims), (way, last.name)] = None
     return tuple(found)
 
