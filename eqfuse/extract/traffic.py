@@ -57,7 +57,7 @@ def store_seconds(
 ) -> float:
     """Seconds of writes to memory, each position once: a GPU's are of whole sectors, however many of their bytes a block has."""
     size = shape.itemsize(written.tensor)
-    stored = math.prod(extents.get(axis, 1) for axis in written.axes) * size
+    stored: float = math.prod(extents.get(axis, 1) for axis in written.axes) * size
     if device.kind == "gpu":
         stored *= max(1.0, WRITTEN_SECTOR / (size * _neighbours(written.index, blocks, extents)))
     return stored / device.bandwidth
