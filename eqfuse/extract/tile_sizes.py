@@ -199,9 +199,7 @@ def _fit_tiles(
     if columns and usage.loops and (alone or not vectors):
         wide = max(GPU_COLUMN_SEGMENTS * segments[near[0]], GPU_TILE // _least_long(kernel, extents))
         caps[near[0]] = min(caps[near[0]], wide)
-    elif (
-        not usage.loops and len(segments) > 1
-    ):  # what lies along another axis is read, or written, in segments too
+    elif not usage.loops and len(segments) > 1:  # what lies along another axis has segments too
         others = math.prod(min(limits[a], segments[a]) for a in segments if a != order[0])
         caps[order[0]] = min(caps[order[0]], max(segments[order[0]], GPU_TILE // others))
     states = scan_states(kernel)

@@ -102,16 +102,14 @@ class TorchProgram:
                 "it has a torch.autograd.Function inside, whose derivative is not that of what it computes",
                 hint="call it under torch.no_grad(), or write the function with detach: f(x) + (g(x) - f(x)).detach()",
             )
-        if (
-            is_differentiable
-        ):  # a backward may read what was there, and autograd counts changes of all that it keeps
+        if is_differentiable:
+            # A backward may read what was there, and autograd counts changes of all that it keeps.
             for name in self._changed.keys() & values.keys():
                 values[name] = values[name].clone() if name in self._returned else values[name].data
         place = next((value.device for value in values.values()), torch.get_default_device())
         for draw, shape in zip(self._draws, known.drawn, strict=True):
-            drawn = draw.drawn(
-                shape, place
-            )  # one that nothing reads too: torch's next numbers are others then
+            # Drawn also where no output reads it: what torch draws next depends on it.
+            drawn = draw.drawn(shape, place)
             values |= {draw.name: drawn} if draw.name in self._text.inputs else {}
         made = self.kernel(**values, **known.numbers, sizes=known.sizes)
         results = made if isinstance(made, tuple) else (made,)
