@@ -52,6 +52,12 @@ def test_integers_that_are_values_take_no_number(held: None) -> None:
     assert len(kernel._elements["n",]._calls._cached) == 1  # one kind of calls, whatever the integer is
 
 
+def test_a_real_number_in_a_tensor_is_no_integer() -> None:
+    kernel = eq.compile("n: i64\ny[i] = x[i] * n")
+    with pytest.raises(eq.EqfuseError, match="'n' is 2.5, not an integer"):
+        kernel(x=torch.randn(3), n=torch.tensor(2.5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("of", [torch.float16, torch.float32, torch.float64, torch.int64])
 def test_values_and_dtypes_are_those_of_numbers(held: None, dtype: torch.dtype, of: torch.dtype) -> None:

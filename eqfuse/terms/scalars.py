@@ -21,7 +21,8 @@ from eqfuse.terms.positions import integer_uses
 
 def in_tensors(program: Program, values: Mapping[str, Any]) -> tuple[str, ...]:
     """The scalars of a program that these values have as tensors of no dimension: real ones, and integers that are values alone."""
-    return tuple(name for name in _readable(program) if _is_held(values.get(name)))
+    found = ((name, values.get(name)) for name in _readable(program))
+    return tuple(name for name, value in found if _is_held(value, name in program.integers))
 
 
 @once
@@ -39,8 +40,11 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, Absent)
 """Classes of tensors of which a call may read elements: others take part in what torch records."""
 
 
-def _is_held(value: Any) -> bool:
-    return type(value) in _PLAIN and not value.ndim
+def _is_held(value: Any, is_integer: bool) -> bool:
+    """Whether an argument is a tensor of no dimension that holds such a number: what it is otherwise is said where numbers are checked."""
+    if type(value) not in _PLAIN or value.ndim or value.dtype.is_complex:
+        return False
+    return not (is_integer and value.dtype.is_floating_point)
 
 
 def as_elements(source: str, names: Collection[str]) -> str:
