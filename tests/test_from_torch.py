@@ -401,6 +401,31 @@ def test_random_numbers_are_those_that_torch_draws(fn: Callable[[torch.Tensor], 
         torch.testing.assert_close(*results)
 
 
+class Running(torch.nn.Module):
+    """Scales by a buffer that the call changes, so that the backward reads what was there."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.square() * self.scale.clone()
+        self.scale.copy_(self.scale * 0.5 + y.detach().mean(0))
+        return y
+
+
+def test_a_backward_reads_what_was_in_a_buffer_that_changes() -> None:
+    own = Running()
+    other, program = copy.deepcopy(own), eq.from_torch(own, torch.randn(3, 4), native="off")
+    for rows in (3, 5, 3):
+        x = torch.randn(rows, 4, requires_grad=True)
+        found, expected = (torch.autograd.grad(each(x).sum(), x) for each in (program, other))
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(own.scale, other.scale)
+
+
 def test_a_function_that_changes_an_argument_is_refused() -> None:
     with pytest.raises(eq.EqfuseError, match="it changes 'x'"):
         eq.from_torch(lambda x: x.add_(1), torch.randn(3, 4))
