@@ -200,8 +200,8 @@ class Arguments:
         integers in the memory of a CPU do not ascend as the program says."""
         extents = self.extents(given)
         check_selections(self.program, extents, given.scalars)
-        if ascending(self.program) and not is_recording():
-            known = given.tensors.items()
+        if (promised := ascending(self.program)) and not is_recording():
+            known = {name: given.tensors[name] for name, _ in promised}.items()
             at_hand = {n: t.numpy() for n, t in known if type(t) is torch.Tensor and t.device.type == "cpu"}
             check_ascending(self.program, at_hand)
         key = tuple((name, tensor.dtype) for name, tensor in given.tensors.items())

@@ -604,14 +604,25 @@ class Kernel:
         """The outputs of a call, holding nothing."""
         return empty_outputs(self.program, tensors, numbers, lambda shapes: self.extents(shapes, sizes))
 
-    def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
-        """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked."""
-        from eqfuse.differentiate.autograd import saves_in
+    def forward(
+        self,
+        names: tuple[str, ...],
+        dtypes: Mapping[str, torch.dtype] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Saving:
+        """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked. Where `shapes` of all tensors and
+        `sizes` of axes are given, it may make the gradients itself."""
+        from eqfuse.differentiate.autograd import halves_in, saves_in
 
         with self._lock:
-            found = self._differentiated.forward(names, saves_in((dtypes or {}).values()))
-            tracked = self._differentiated.outputs_by(names)
-            return Saving(found.kernel or self, found.outputs, found.residuals, tracked)  # type: ignore[arg-type]
+            known, dtypes = self._differentiated, dtypes or {}
+            tracked = known.outputs_by(names)
+            extents = None if shapes is None else known.extents(self, names, shapes, sizes)
+            halves = halves_in({name: dtypes[name] for name in names if name in dtypes})
+            found = known.forward(names, saves_in(dtypes.values()), halves, extents)
+            kernel = found.kernel or self
+            return Saving(kernel, found.outputs, found.residuals, tracked, found.scales)  # type: ignore[arg-type]
 
     def gradient(
         self,
@@ -619,17 +630,21 @@ class Kernel:
         of: tuple[str, ...] = (),
         alike: bool = False,
         dtypes: Mapping[str, torch.dtype] | None = None,
+        scales: bool = False,
     ) -> Kernel:
         """The kernel of the gradient by some inputs: one that reads what the forward for gradients `of` inputs has saved,
         in the `dtypes` of the inputs where these are halves; or, without, one of inputs and cotangents alone. `alike`:
-        dimensions that are divided alike are as long."""
+        dimensions that are divided alike are as long; `scales`: the forward has made the gradients."""
         from eqfuse.differentiate.autograd import halves_in, saves_in
 
         with self._lock:
             known = self._differentiated
-            halves = halves_in({name: (dtypes or {})[name] for name in names if name in (dtypes or {})})
+            halves = halves_in(
+                {name: (dtypes or {})[name] for name in (of if scales else names) if name in (dtypes or {})}
+            )
             saves = saves_in((dtypes or {}).values())
-            found = known.latest = known.by(names, of, alike, halves, saves) if of else known.alone(names)
+            found = known.by(names, of, alike, halves, saves, scales) if of else known.alone(names)
+            known.latest = found
             return found.kernel  # type: ignore[return-value]
 
     def jvp(self, names: tuple[str, ...]) -> Kernel:

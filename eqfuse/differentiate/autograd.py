@@ -8,6 +8,7 @@ second derivative is the gradient of the gradient, and so on.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ import torch
 from torch._C._functorch import maybe_current_level
 
 from eqfuse.differentiate.certify import certify_gradient, certify_jvp
+from eqfuse.differentiate.chunks import divisible
 from eqfuse.differentiate.divide import Callee, ChunkedCall
 from eqfuse.differentiate.gradient import (
     as_read,
@@ -33,9 +35,11 @@ from eqfuse.differentiate.gradient import (
     jvp,
     outputs_by,
     saving_gradient,
+    scaled_gradient,
 )
-from eqfuse.differentiate.saved import Saved
+from eqfuse.differentiate.saved import Saved, most_stored, saves_time
 from eqfuse.errors import EqfuseError
+from eqfuse.extract.call_estimate import MUCH
 from eqfuse.terms.arguments import Absent, is_tracked
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
@@ -51,6 +55,8 @@ class ChunkedCallee(Callee, Protocol):
     def make_ready(
         self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, int] | None
     ) -> None: ...
+
+    def extents(self, shapes: Mapping[str, Sequence[Any]], sizes: Mapping[str, Any]) -> dict[str, Any]: ...
 
     def shaped(
         self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, int]
@@ -99,7 +105,8 @@ class Backward:
     """The gradient of a kernel by some of its inputs: `source`, its text, and `kernel`, which computes it.
 
     `saved` are the outputs and residuals of the forward that it reads. `forward` is the kernel that gives the residuals
-    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved."""
+    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved. Where it `scales`, the
+    forward has made the gradients, for a cotangent of 1."""
 
     program: Program
     constants: Mapping[str, float]
@@ -108,6 +115,7 @@ class Backward:
     saved: tuple[str, ...]
     forward: ChunkedCallee | None
     kernel: ChunkedCallee
+    scales: bool = False
 
     @cached
     def adjoint(self) -> Certificate:
@@ -132,7 +140,8 @@ class Backward:
         return getattr(self.kernel, name)
 
     def __repr__(self) -> str:
-        return f"<gradient of {', '.join(output.name for output in self.program.returned)}: {self.kernel!r}>"
+        made = ", made with the forward" if self.scales else ""
+        return f"<gradient of {', '.join(output.name for output in self.program.returned)}{made}: {self.kernel!r}>"
 
 
 Halves = tuple[tuple[str, str], ...]
@@ -155,11 +164,19 @@ def halves_in(dtypes: Mapping[str, torch.dtype]) -> Halves:
 @dataclass(frozen=True)
 class Forward:
     """What a call runs whose gradient may be asked for: `kernel` gives the `residuals` after the outputs; it is None where
-    there are none. `outputs` are those that are saved too."""
+    there are none. `outputs` are those that are saved too. `scales`: the residuals are gradients for a cotangent of 1."""
 
     kernel: ChunkedCallee | None = None
     outputs: tuple[str, ...] = ()
     residuals: tuple[str, ...] = ()
+    scales: bool = False
+
+
+class Extents(NamedTuple):
+    """The sizes of a call: the extents of axes, and the positions of the inputs that gradients are asked by."""
+
+    of: Mapping[str, int]
+    positions: int
 
 
 @dataclass
@@ -174,7 +191,8 @@ class Gradients:
     calls: dict[tuple[object, ...], Pulled] = field(default_factory=dict)
     _known: dict[tuple[object, ...], Backward] = field(default_factory=dict)
     _outputs_by: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
-    _forwards: dict[tuple[tuple[str, ...], str | None], Forward] = field(default_factory=dict)
+    _saved: dict[tuple[object, ...], Saved | None] = field(default_factory=dict)
+    _forwards: dict[tuple[object, ...], Forward] = field(default_factory=dict)
     _along: dict[tuple[str, ...], ChunkedCallee] = field(default_factory=dict)
     begun: set[tuple[object, ...]] = field(default_factory=set)
     """The kinds of calls whose backward was made ready beforehand."""
@@ -192,25 +210,86 @@ class Gradients:
             self._outputs_by[names] = outputs_by(self.program, names, self.constants)
         return self._outputs_by[names]
 
+    def extents(
+        self,
+        kernel: ChunkedCallee,
+        names: tuple[str, ...],
+        shapes: Mapping[str, Sequence[int]],
+        sizes: Mapping[str, int] | None,
+    ) -> Extents | None:
+        """What decides whether the forward of a call makes the gradients by these inputs; None where it makes none."""
+        if not self.is_of_loss(names):
+            return None
+        known = {tensor.name for tensor in self.program.tensors}
+        own = {name: shape for name, shape in shapes.items() if name in known}
+        return Extents(kernel.extents(own, sizes or {}), sum(math.prod(shapes[name]) for name in names))
+
+    def is_of_loss(self, names: tuple[str, ...]) -> bool:
+        """Whether gradients by these inputs are of one output, and it has no axes."""
+        found = self.outputs_by(names)
+        return len(found) == 1 and not any(o.axes for o in self.program.returned if o.name in found)
+
     @cached
     def real(self) -> frozenset[str]:
         """The inputs that have a gradient."""
         return frozenset(differentiable(self.program))
 
-    def forward(self, names: tuple[str, ...], saves: str | None = None) -> Forward:
+    def forward(
+        self,
+        names: tuple[str, ...],
+        saves: str | None = None,
+        halves: Halves = (),
+        extents: Extents | None = None,
+    ) -> Forward:
         """What saves what gradients by these inputs read, residuals in the dtype `saves` where it is given. What has no
-        gradient saves nothing: its backward says so."""
-        key = names, saves
+        gradient saves nothing: its backward says so. It makes the gradients itself where that takes less in a call of these `extents`."""
         with self.lock:
+            scaled = None if extents is None else self._pays(names, saves, halves, extents)
+            key = names, saves, None if scaled is None else halves
             if key not in self._forwards:
-                try:
-                    saved = self._saving(names, saves=saves)
-                except EqfuseError:
-                    self._forwards[key] = Forward()
-                else:
-                    kernel = self.compiled(saved.forward) if saved.residuals else None
-                    self._forwards[key] = Forward(kernel, saved.outputs, saved.residuals)
+                saved = scaled or self._plain(names, saves)
+                kernel = self.compiled(saved.forward) if saved is not None and saved.residuals else None
+                outputs, residuals = ((), ()) if saved is None else (saved.outputs, saved.residuals)
+                self._forwards[key] = Forward(kernel, outputs, residuals, scaled is not None)
             return self._forwards[key]
+
+    def _pays(
+        self, names: tuple[str, ...], saves: str | None, halves: Halves, extents: Extents
+    ) -> Saved | None:
+        """The gradient that the forward makes, where it is predicted to take less than one that computes products of the forward again."""
+        saved = self._plain(names, saves)
+        if saved is None or not saves_time(saved.again, extents.of, extents.positions):
+            return None
+        scaled = self._scaled(names, None, saves, halves)
+        stored = 0 if scaled is None else most_stored(saved.again, extents.of)
+        if (
+            scaled is not None
+            and stored > MUCH
+            and not divisible(scaled.forward, saved.again, self.constants)
+        ):
+            return None
+        return scaled
+
+    def _plain(self, names: tuple[str, ...], saves: str | None) -> Saved | None:
+        """The gradient that reads what is cheaper to save than to make again; None where there is no gradient."""
+        key = names, saves
+        if key not in self._saved:
+            try:
+                self._saved[key] = self._saving(names, saves=saves)
+            except EqfuseError:
+                self._saved[key] = None
+        return self._saved[key]
+
+    def _scaled(
+        self, of: tuple[str, ...], names: tuple[str, ...] | None, saves: str | None, halves: Halves
+    ) -> Saved | None:
+        """The gradient by the inputs `names` that the forward for gradients `of` inputs has made; None where it makes none."""
+        key = of, names, saves, halves
+        if key not in self._saved:
+            options = {"scalars": self.constants, "strict_casts": self.program.strict_casts}
+            options |= {"halves": dict(halves), "saves": saves}
+            self._saved[key] = scaled_gradient(self.program.source, of, names, **options)  # type: ignore[arg-type]
+        return self._saved[key]
 
     def by(
         self,
@@ -219,18 +298,23 @@ class Gradients:
         alike: bool,
         halves: Halves = (),
         saves: str | None = None,
+        scales: bool = False,
     ) -> Backward:
         """The gradient by the inputs `names`, which reads what the forward for gradients `of` more inputs has saved;
-        `alike`: dimensions that are divided alike are as long. Raises VerificationError where the program of the gradient
-        is not verified."""
-        key = names, of, alike, halves, saves
+        `alike`: dimensions that are divided alike are as long; `halves` are those among the inputs `names`. Where it `scales`, that forward has
+        made it, and `halves` are those among the inputs that this was `of`. Raises VerificationError where the program of the gradient is not verified."""
+        key = names, of, alike and not scales, halves, saves, scales
         with self.lock:
             if key not in self._known:
-                forward = self.forward(of, saves)
-                saved = self._saving(names, {*forward.outputs, *forward.residuals}, alike, halves)
+                if scales:
+                    forward, saved = self._forwards[of, saves, halves], self._scaled(of, names, saves, halves)
+                else:
+                    forward = self.forward(of, saves)
+                    saved = self._saving(names, {*forward.outputs, *forward.residuals}, alike, halves)
+                assert saved is not None
                 read = (*saved.outputs, *saved.residuals)
                 kernel = forward.kernel if saved.residuals else None
-                self._known[key] = self._made(names, saved.backward, saved.whole, read, kernel)
+                self._known[key] = self._made(names, saved.backward, saved.whole, read, kernel, scales)
             return self._known[key]
 
     def alone(self, names: tuple[str, ...]) -> Backward:
@@ -284,8 +368,10 @@ class Gradients:
         whole: str,
         saved: tuple[str, ...],
         forward: ChunkedCallee | None,
+        scales: bool = False,
     ) -> Backward:
-        found = Backward(self.program, self.constants, source, whole, saved, forward, self.compiled(source))
+        kernel = self.compiled(source)
+        found = Backward(self.program, self.constants, source, whole, saved, forward, kernel, scales)
         if self.verifies and not found.adjoint.ok:
             raise refused(f"the gradient by {', '.join(names)}", found.adjoint, gradient=True)
         return found
@@ -303,6 +389,8 @@ class DifferentiableCall:
     tracked: tuple[str, ...]
     sizes: Mapping[str, int] | None
     saves: str | None
+    halves: Halves
+    extents: Extents | None
     pulled: dict[tuple[tuple[bool, ...], bool], Pulled] = field(default_factory=dict)
     """What backwards have run, by which tensors need a gradient and whether that may be differentiated again."""
     beforehand: list[Future[None]] = field(default_factory=list)
@@ -321,8 +409,16 @@ class DifferentiableCall:
         real = gradients.real
         tracked = tuple(name for name, tensor in tensors.items() if is_tracked(tensor) and name in real)
         saves = saves_in(tensor.dtype for tensor in tensors.values())
+        halves = halves_in({name: tensors[name].dtype for name in tracked if name in tensors})
         sizes = None if sizes is None else dict(sizes)
-        return DifferentiableCall(kernel, gradients, tuple(tensors), numbers, tracked, sizes, saves)
+        if gradients.is_of_loss(tracked):  # a call that is wrong is told so
+            absent = {name: Absent.like(tensor).meta for name, tensor in tensors.items()}
+            kernel.shaped(absent, {name: values[name] for name in numbers}, sizes or {})
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        extents = gradients.extents(kernel, tracked, shapes, sizes)
+        return DifferentiableCall(
+            kernel, gradients, tuple(tensors), numbers, tracked, sizes, saves, halves, extents
+        )
 
     def __call__(self, values: Mapping[str, Any], addresses: Sequence[int] = ()) -> Any:
         """The outputs of a call, as autograd sees them."""
@@ -340,7 +436,7 @@ class DifferentiableCall:
 
     @cached
     def forward(self) -> Forward:
-        return self.gradients.forward(self.tracked, self.saves)
+        return self.gradients.forward(self.tracked, self.saves, self.halves, self.extents)
 
     @cached
     def _runs(self) -> tuple[ChunkedCallee, Mapping[str, int] | None]:
@@ -551,15 +647,16 @@ def _known(
     integers = [(n, _number(values[n])) for n in program.integers if n in values]
     kinds = tuple((values[name].shape, values[name].dtype) for name in call.names)
     sizes = tuple(sorted((call.sizes or {}).items()))
-    key = (*integers, call.names, kinds, sizes, call.tracked, wanted, is_differentiated)
+    scales = not is_differentiated and call.forward.scales
+    key = (*integers, call.names, kinds, sizes, call.tracked, wanted, is_differentiated, scales)
     found = gradients.calls.get(key)
     if found is None:
         alike = all(len({values[name].shape[k] for name, k in group}) == 1 for group in divided(program))
         if is_differentiated:
             backward = gradients.alone(wanted)
         else:
-            halves = halves_in({name: values[name].dtype for name in wanted})
-            backward = gradients.by(wanted, call.tracked, alike, halves, call.saves)
+            halves = call.halves if scales else halves_in({name: values[name].dtype for name in wanted})
+            backward = gradients.by(wanted, call.tracked, alike, halves, call.saves, scales)
         known, named = backward.kernel.program, cotangents(program)
         results = {named[name]: values[name] for name in wanted}
         shapes = {tensor.name: tuple(values[tensor.name].shape) for tensor in program.tensors}

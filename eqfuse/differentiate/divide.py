@@ -20,6 +20,7 @@ from eqfuse.extract.call_estimate import CallEstimate
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
+from eqfuse.terms.types import program_dtypes
 from eqfuse.verify.certificate import Certificate
 
 SHARE = 1.0
@@ -83,9 +84,8 @@ class Chunked:
         for name, dims in self.chunks.inputs.items():
             for dimension in dims:
                 found[name] = found[name].narrow(dimension, start, length)
-        if self.chunks.start in self.kernel.program.scalars:
-            found[self.chunks.start] = start
-        return found
+        numbers = {self.chunks.start: start, self.chunks.count: self.extent(values)}
+        return found | _read_by(self.kernel.program, numbers)
 
     def sizes(self, sizes: Mapping[str, int], length: int) -> dict[str, int]:
         """The sizes of a chunk."""
@@ -101,7 +101,10 @@ class Chunked:
                 known = {**sizes, **program.lengths}
                 shape = [known[program.domains.get(axis, axis)] for axis in output.axes]
                 dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-                found[before] = torch.zeros(shape, dtype=dtype, device=like.device)
+                declared = output.dtype or program_dtypes(program).get(before, "")
+                found[before] = torch.zeros(
+                    shape, dtype=TORCH_DTYPES.get(declared, dtype), device=like.device
+                )
         return found
 
     def __call__(self, values: Values, sizes: Mapping[str, int], length: int) -> tuple[torch.Tensor, ...]:
@@ -114,6 +117,8 @@ class Chunked:
             given = {**self.part(values, start, here), **carried}
             by_name = _outputs(self.kernel, given, self.sizes(sizes, here))
             carried = {before: by_name[name] for name, before in chunks.sums.items()}
+            for name in chunks.added:
+                made[name] = made[name] + by_name[name] if name in made else by_name[name]
             for name, dimension in chunks.outputs.items():
                 part = by_name[name]
                 if name not in made:
@@ -121,10 +126,17 @@ class Chunked:
                     shape[dimension] = count
                     made[name] = part.new_empty(shape)
                 made[name].narrow(dimension, start, here).copy_(part)
+        made |= {name: carried[before] for name, before in chunks.sums.items()}
         if self.finish is not None:
             known = self.finish.program
-            sums = {name: carried[before] for name, before in chunks.sums.items()}
-            made |= _outputs(self.finish, _read_by(known, {**values, **sums}), _own(known, sizes))
+            numbers = {name: made[name].reshape(1) for name in chunks.added} | {chunks.count: count}
+            given = _read_by(known, {**values, **made, **numbers})
+            made |= _outputs(self.finish, given, _own(known, sizes))
+        made |= {
+            name: made[total]
+            for total, name in chunks.totals.items()
+            if total in made and name in chunks.results
+        }
         return tuple(made[name] for name in chunks.results)
 
 
@@ -194,7 +206,7 @@ class Chunker:
     bound: float
     compiled: Callable[[str], EstimatedCallee]
     refused: dict[str, str] = field(default_factory=dict)
-    _known: dict[str, Chunked | None] = field(default_factory=dict)
+    _known: dict[tuple[str, str | None, bool], Chunked | None] = field(default_factory=dict)
 
     def of(
         self, whole: CallEstimate, values: Values, sizes: Mapping[str, int], dtypes: Mapping[str, str]
@@ -206,24 +218,33 @@ class Chunker:
         if whole.stored <= room:
             return None
         made = tuple(TORCH_DTYPES[o.dtype or dtypes[o.name]] for o in self.program.outputs)
+        saves = (
+            "f32" if {_width(tensor) for tensor in tensors} & {1, 2} and _width(_widest(values)) < 8 else None
+        )
         found: list[ChunkedCall] = []
         for axis in whole.axes:
-            chunked = self._chunked(axis)
-            if chunked is not None and (parts := self._parts(chunked, values, sizes, room)) is not None:
-                length, divided = parts
-                if divided.seconds <= SLOWER * whole.seconds:
-                    found.append(ChunkedCall(chunked, length, made, whole, divided))
+            for narrow in (False, True):
+                chunked = self._chunked(axis, saves, narrow)
+                parts = None if chunked is None else self._parts(chunked, values, sizes, room)
+                if chunked is not None and parts is not None:
+                    length, divided = parts
+                    if divided.seconds <= SLOWER * whole.seconds:
+                        found.append(ChunkedCall(chunked, length, made, whole, divided))
+                    break
         return min(found, key=lambda call: call.divided.seconds, default=None)
 
-    def _chunked(self, axis: str) -> Chunked | None:
+    def _chunked(self, axis: str, saves: str | None, narrow: bool) -> Chunked | None:
         """The program in chunks of an axis; None where there is none, or it is not verified."""
-        if axis not in self._known:
-            self._known[axis] = self._made(axis)
-        return self._known[axis]
+        key = axis, saves, narrow
+        if key not in self._known:
+            self._known[key] = self._made(*key)
+        return self._known[key]
 
-    def _made(self, axis: str) -> Chunked | None:
+    def _made(self, axis: str, saves: str | None, narrow: bool) -> Chunked | None:
         try:
-            chunks = chunks_of(self.program.source, axis, self.scalars)
+            chunks = chunks_of(self.program.source, axis, self.scalars, saves=saves, narrow=narrow)
+            if narrow and chunks == chunks_of(self.program.source, axis, self.scalars, saves=saves):
+                return None
         except Undivided as why:
             self.refused[axis] = str(why)
             return None

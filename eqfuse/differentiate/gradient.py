@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eqfuse import limits
-from eqfuse.differentiate.polynomial import Polynomial, atom, collected, expression
+from eqfuse.differentiate.polynomial import UNIT, Polynomial, atom, collected, expression
 from eqfuse.differentiate.reverse import Reverse
-from eqfuse.differentiate.saved import Saved, saving
+from eqfuse.differentiate.saved import Saved, UnitGradients, saving, scaling
 from eqfuse.differentiate.steps import Step, Steps, name_of, plain, reached, with_stops, without_stops
 from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.names import Names
 from eqfuse.terms.expressions import Number
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, once, post_order, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Scalar, call, once, post_order, walk
 from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.sizes import places
 from eqfuse.terms.types import KINDS, kinds, program_dtypes
@@ -198,6 +198,86 @@ def saving_gradient(
     )
 
 
+@deep()
+def scaled_gradient(
+    source: str,
+    of: Sequence[str],
+    wrt: Sequence[str] | None = None,
+    *,
+    scalars: Mapping[str, Number] | None = None,
+    strict_casts: bool = False,
+    halves: Mapping[str, str] | None = None,
+    saves: str | None = None,
+) -> Saved | None:
+    """The gradient of a loss by the inputs `wrt`, of those that the forward makes it `of` (all, where it is not given), in two programs: the
+    forward gives the loss and its gradients for a cotangent of 1, which the backward multiplies by the cotangent that it gets. Arguments
+    are those of `saving_gradient`. None where there is more than one output with a gradient, or it has axes.
+
+    Where the loss is a function of one scalar alone, as a mean is of a sum, the gradients are those of this scalar, and the derivative of the loss by
+    it is saved beside them: half precision holds them as they are, and each position's share of them is known before all others."""
+    program = parse(source, scalars=scalars)
+    by = outputs_by(program, of, scalars)
+    output = next((each for each in program.returned if each.name in by), None)
+    if len(by) != 1 or output is None or output.axes or program.in_order:
+        return None
+    with limits.derivation():
+        named = cotangents(program)
+        steps, outputs = _steps(source, program, of, scalars, [named[name] for name in (*of, output.name)])
+        loss = steps.step(outputs[output.name])
+        cut = _scalar_below(steps, loss)
+        reverse = Reverse(steps, _axes(steps, of, alike=False), cut.name)
+        reverse.run({loss.name: (UNIT,)})
+        steps.drop_stops()
+        units, results = dict[str, Step](), []
+        for name in of:
+            unit = _result(steps, reverse, name, steps.names.fresh(f"{named[name]}_unit"))
+            units[named[name]] = replace(unit, body=without_stops(unit.body))
+        above = without_stops(expression(reverse.above))
+        factor = None
+        if above != Const(1):
+            factor = Step(steps.names.fresh(f"d{cut.name}_unit"), (), above, written=True)
+        scale = (
+            Scalar(named[output.name])
+            if factor is None
+            else call("mul", Scalar(named[output.name]), factor.itself)
+        )
+        for name in wrt or of:
+            unit = units[named[name]]
+            results.append(Step(named[name], unit.axes, call("mul", scale, unit.itself), written=True))
+        known = {**(halves or {}), **{named[name]: dtype for name, dtype in (halves or {}).items()}}
+        notes = ("the forward makes these gradients, for a cotangent of 1",)
+        saved = scaling(
+            steps,
+            outputs,
+            named[output.name],
+            results,
+            UnitGradients(units, factor),
+            notes,
+            strict_casts,
+            known,
+            saves,
+        )
+    return None if _unsized(parse(saved.forward, strict_casts=strict_casts), program) else saved
+
+
+def _unsized(made: Program, of: Program) -> set[str]:
+    """The axes of a program that was made `of` another one which neither gives a size."""
+    axes = {made.domains.get(axis, axis) for axis in sized_axes(made)}
+    known = {*(axis for axis, *_ in places(made)), *made.lengths, *made.computed}
+    return axes - known - {of.domains.get(axis, axis) for axis in sized_axes(of)}
+
+
+def _scalar_below(steps: Steps, step: Step) -> Step:
+    """The first of the scalars that a step is a function of, each of the one before alone."""
+    while not step.op:
+        names = {name_of(node) for node in reached(step.body)} & steps.active
+        below = next((each for each in steps.steps if each.name in names), None)
+        if len(names) != 1 or below is None or below.axes:
+            break
+        step = below
+    return step
+
+
 @dataclass(frozen=True)
 class _Differentiated:
     """A program and its gradient as steps: `results` are made of `steps`; `outputs` are the steps of the program's
@@ -228,10 +308,9 @@ def _differentiated(
     names = wanted(program, wrt)
     outputs = real_outputs(program)
     named = cotangents(program) if named is None else named
-    steps = Steps.of(source, names, scalars, {named[name] for name in (*names, *outputs)})
+    steps, by_output = _steps(source, program, names, scalars, [named[name] for name in (*names, *outputs)])
     steps.declared.update(sized or {})
     reverse = Reverse(steps, _axes(steps, names, alike))
-    by_output = dict(zip((o.name for o in program.returned), steps.outputs, strict=True))
     seeds: dict[str, Polynomial] = {}
     for name in outputs:
         step = steps.step(by_output[name])
@@ -244,6 +323,18 @@ def _differentiated(
             "EQFUSE_DERIVE_SECONDS or EQFUSE_DERIVE_MB left no room to find all that is 0 or cancels"
         )
     return _Differentiated(steps, by_output, made, reverse.notes, named)
+
+
+def _steps(
+    source: str,
+    program: Program,
+    names: Sequence[str],
+    scalars: Mapping[str, Number] | None,
+    reserved: Sequence[str],
+) -> tuple[Steps, dict[str, str]]:
+    """A program as steps, to be differentiated by inputs of these names; and those of its outputs, by name."""
+    steps = Steps.of(source, names, scalars, set(reserved))
+    return steps, dict(zip((o.name for o in program.returned), steps.outputs, strict=True))
 
 
 def _result(steps: Steps, reverse: Reverse, name: str, called: str) -> Step:

@@ -70,10 +70,13 @@ MOST_MASKED = 4
 
 @dataclass
 class Reverse:
-    """`targets` are the axes of what cotangents are asked of; `notes` tell what was left out, and why."""
+    """`targets` are the axes of what cotangents are asked of; `notes` tell what was left out, and why. Below the step `cut`, where there is one,
+    cotangents are those of a cotangent 1 of it; `above` is what it gets."""
 
     steps: Steps
     targets: dict[str, tuple[str, ...]]
+    cut: str = ""
+    above: Polynomial = ()
     found: dict[str, Polynomial] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _quotients: list[tuple[Step, Monomial]] = field(default_factory=list)
@@ -98,6 +101,8 @@ class Reverse:
             cotangent = (
                 self.found.pop(step.name, ()) if step.name not in named else atom(named[step.name].itself)
             )
+            if step.name == self.cut:
+                self.above, cotangent = cotangent, (UNIT,)
             if cotangent and step.name in self.steps.active:
                 self._back(step, cotangent)
         for name, step in named.items():
@@ -167,11 +172,11 @@ class Reverse:
 
     def _wants_name(self, step: Step, cotangent: Polynomial) -> bool:
         """Whether a cotangent is read better, and summed once, by a name: one of many terms, and a sum or a mask that
-        several factors of a product, or several reads, get."""
+        several factors of a product, or several reads, get. Below a cut, so does all that is made of reductions: it is stored once for them."""
         readers = [node for node in walk(step.body) if name_of(node) in self.steps.active]
         is_masked = any(term.masks for term in cotangent)
         if step.op == "sum" and len(product(step.body).powers) > 1 and len(readers) > 1:
-            return len(cotangent) > 1 or is_masked
+            return len(cotangent) > 1 or is_masked or (bool(self.cut) and self._reads_sums(cotangent))
         return len(cotangent) > MOST_TERMS or (is_masked and len(readers) > 1)
 
     def _through(self, step: Step, body: Expr, cotangent: Polynomial) -> None:

@@ -29,6 +29,7 @@ from eqfuse.terms.nodes import (
     Scalar,
     Tensor,
     call,
+    free_axes,
     transform,
     walk,
 )
@@ -47,16 +48,25 @@ and 400 on its matrix units."""
 
 
 @dataclass(frozen=True)
+class Again:
+    """A matrix product of the forward that the backward computes again: the axes of its positions, and those that it sums `over`."""
+
+    axes: tuple[str, ...]
+    over: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Saved:
     """Two programs for a gradient. `forward` gives the outputs and then the `residuals`; `backward` reads them and those
     of `outputs`, besides inputs and cotangents. Of these, what has no axes is a tensor of one element: a scalar would be read on the host, which
-    waits for a GPU. `whole` is the backward with the definitions of all that it reads, and with such cotangents as scalars."""
+    waits for a GPU. `whole` is the backward with the definitions of all that it reads, and with such cotangents as scalars. `again` are the products that the backward computes which the forward has computed."""
 
     forward: str
     backward: str
     whole: str
     outputs: tuple[str, ...]
     residuals: tuple[str, ...]
+    again: tuple[Again, ...] = ()
 
 
 def saving(
@@ -88,6 +98,70 @@ def saving(
     return known.of(list(results))
 
 
+@dataclass(frozen=True)
+class UnitGradients:
+    """The gradients of one scalar step of a program, for a cotangent of 1 of it: each of `made` by the name of the result that it is scaled for,
+    and `factor`, which the cotangent of the loss is multiplied by first, unless that is 1."""
+
+    made: Mapping[str, Step]
+    factor: Step | None
+
+
+def scaling(
+    steps: Steps,
+    outputs: Mapping[str, str],
+    cotangent: str,
+    results: Sequence[Step],
+    units: UnitGradients,
+    notes: Sequence[str],
+    strict_casts: bool = False,
+    halves: Mapping[str, str] | None = None,
+    saves: str | None = None,
+) -> Saved:
+    """The programs of a gradient whose forward makes `units`, and whose backward multiplies some of them by the `cotangent` of the loss:
+    the `results`. Arguments are those of `saving`; `halves` are those of inputs, by the names of their results too."""
+    halves = halves or {}
+    known = _Saving(steps, dict(outputs), frozenset(), (), None, strict_casts, {}, halves, saves)
+    every = [*units.made.values(), *(() if units.factor is None else (units.factor,))]
+    known._put(known._rounded(every, ()))
+    forward = [known.by_name[name] for name in outputs.values()]
+    # Of float16 the range is too small for what is not scaled yet.
+    stored = {name: dtype for name, dtype in halves.items() if dtype == "bf16"}
+    dtypes = {unit.name: stored.get(name, saves) for name, unit in units.made.items()}
+    if units.factor is not None:
+        dtypes[units.factor.name] = saves
+    given = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
+    text = text_of(steps, [*forward, *every], dtypes=given)
+    residuals = tuple(unit.name for unit in every)
+    steps.steps += every
+    reads = {name_of(node) for result in results for node in walk(result.body)}
+    read = tuple(name for name in residuals if name in reads)
+    backward = text_of(
+        steps,
+        results,
+        notes,
+        given=residuals,
+        dtypes={result.name: halves[result.name] for result in results if result.name in halves},
+        in_memory={cotangent, *residuals},
+    )
+    return Saved(text, backward, text_of(steps, results), (), read)
+
+
+def saves_time(again: Sequence[Again], extents: Mapping[str, int], positions: int) -> bool:
+    """Whether a forward that makes the gradients takes less than a backward that computes products of it `again`: what these multiply, less writing
+    and reading them, against gradients of so many `positions`, which are written and read once more."""
+    spared = 0
+    for each in again:
+        own = math.prod(extents[axis] for axis in each.axes)
+        spared += own * max(0, math.prod(extents[axis] for axis in each.over) - 2 * WORD)
+    return spared > 2 * WORD * positions
+
+
+def most_stored(again: Sequence[Again], extents: Mapping[str, int]) -> int:
+    """Bytes of the largest of these products, in float32."""
+    return max((4 * math.prod(extents[axis] for axis in product.axes) for product in again), default=0)
+
+
 @dataclass
 class _Saving:
     steps: Steps
@@ -113,6 +187,7 @@ class _Saving:
         results = self._shared(results, shares)
         saved = self._chosen(results)
         given = tuple(name for name in self.by_name if name in saved)
+        again = self._again(results, given)
         residuals = tuple(name for name in given if name not in self.outputs.values())
         moved = self._moved(residuals, results)
         self._put({step.name: _step_as(moved, step) for step in self.steps.steps})
@@ -140,7 +215,19 @@ class _Saving:
             dtypes = dict.fromkeys((each.name for each in kept), self.saves)
         outputs = tuple(name for name, step in self.outputs.items() if step in saved)
         text = text_of(self.steps, [*forward, *kept], dtypes=dtypes)
-        return Saved(text, backward, whole, outputs, residuals)
+        return Saved(text, backward, whole, outputs, residuals, again)
+
+    def _again(self, results: Sequence[Step], given: Collection[str]) -> tuple[Again, ...]:
+        """The matrix products that both results, beside what is `given`, and outputs are made of."""
+        known = {name: step for name, step in self.by_name.items() if name not in given}
+        base = self.steps.domains
+        outputs = [self.by_name[name] for name in self.outputs.values()]
+        made = {step.name for step in needed_steps(self.by_name, outputs)}
+        return tuple(
+            Again(tuple(base.get(a, a) for a in step.axes), tuple(base.get(a, a) for a in step.over))
+            for step in needed_steps(known, results)
+            if step.name in made and step.op == "sum" and _is_matrix_product(step)
+        )
 
     def _rounded(self, results: Sequence[Step], given: Collection[str]) -> dict[str, Step]:
         """The steps that several sums multiply inputs of one half precision by, in that precision: it is the one in which a
@@ -149,10 +236,7 @@ class _Saving:
         needed = needed_steps({n: step for n, step in self.by_name.items() if n not in given}, results)
         found: dict[str, list[str | None]] = {}
         for step in needed:
-            body = step.body
-            while isinstance(body, Call) and body.fn == "where" and body.args[2] in (ZERO, Const(0.0)):
-                body = body.args[1]
-            factors = product(body).powers if step.op == "sum" else {}
+            factors = product(_unmasked(step.body)).powers if step.op == "sum" else {}
             dtypes = {halves[name] for factor in factors if (name := name_of(factor) or "") in halves}
             dtype = dtypes.pop() if len(dtypes) == 1 else None
             for node in walk(step.value):
@@ -366,6 +450,19 @@ class _Saving:
     def _loops(self, step: Step) -> tuple[str, ...]:
         """The axes that a step is computed along: all prefixes of an axis are one walk."""
         return step.axes if self._is_scan(step) else step.loops
+
+
+def _unmasked(body: Expr) -> Expr:
+    """What is summed where masks hold."""
+    while isinstance(body, Call) and body.fn == "where" and body.args[2] in (ZERO, Const(0.0)):
+        body = body.args[1]
+    return body
+
+
+def _is_matrix_product(step: Step) -> bool:
+    """Whether a sum is one of products of two factors, each with axes that the other one lacks."""
+    own = [free_axes(factor) for factor in product(_unmasked(step.body)).powers]
+    return any(one - other and other - one for one in own for other in own)
 
 
 def _read_as(moved: Mapping[str, Sequence[int]], expr: Expr) -> Expr:

@@ -70,7 +70,9 @@ def text_of(
     reads = {name_of(node) for node in walk(*exprs)}
     lines = [text for name, text in steps.declared.items() if name in reads]
     lines += [
-        f"{s.name}: {dtypes[s.name]}[{', '.join(s.axes)}]" for s in outputs if s.axes and s.name in dtypes
+        f"{s.name}: {dtypes[s.name]}" + (f"[{', '.join(s.axes)}]" if s.axes else "")
+        for s in outputs
+        if s.name in dtypes
     ]
     lines += [f"{axis}: axis[{of}]" for axis, of in domains.items() if axis in axes]
     lines += [f"{copy}: axis[{domains.get(axis, axis)}]" for copy, axis in copies.items()]

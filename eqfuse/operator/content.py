@@ -46,8 +46,15 @@ class Called(Protocol):
     def run_cached(self, cached: CachedCall, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
         """The outputs of a call of a cached kind; None where it has to be looked at once more."""
 
-    def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
-        """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked."""
+    def forward(
+        self,
+        names: tuple[str, ...],
+        dtypes: Mapping[str, torch.dtype] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Saving:
+        """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked. Where `shapes` of all tensors and
+        `sizes` of axes are given, it may make the gradients itself."""
 
     def gradient(
         self,
@@ -55,10 +62,11 @@ class Called(Protocol):
         of: tuple[str, ...] = (),
         alike: bool = False,
         dtypes: Mapping[str, torch.dtype] | None = None,
+        scales: bool = False,
     ) -> Called:
         """The kernel of the gradient by some inputs: one that reads what the forward for gradients `of` inputs has saved,
         in the `dtypes` of the inputs where these are halves; or, without, one of inputs and cotangents alone. `alike`:
-        dimensions that are divided alike are as long."""
+        dimensions that are divided alike are as long; `scales`: the forward has made the gradients."""
 
     def jvp(self, names: tuple[str, ...]) -> Called:
         """The kernel of the directional derivative along tangents of some inputs."""
@@ -96,12 +104,13 @@ VISIBLE = quoted({"visible": True})[1:-1]
 @dataclass(frozen=True)
 class Saving:
     """What a gradient reads of its forward: some `outputs`, and the `residuals` that `kernel` gives after the outputs.
-    `tracked` are the outputs that have a gradient."""
+    `tracked` are the outputs that have a gradient; `scales`: the residuals are gradients for a cotangent of 1."""
 
     kernel: Called
     outputs: tuple[str, ...]
     residuals: tuple[str, ...]
     tracked: frozenset[str]
+    scales: bool = False
 
 
 ADDED = "added"

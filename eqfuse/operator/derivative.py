@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from eqfuse.operator.content import Called, kernel_of, names_in, names_text, operator_of
 from eqfuse.operator.library import arguments, called, run
-from eqfuse.operator.shapes import Size
+from eqfuse.operator.shapes import Size, has_hint, hint
 from eqfuse.terms.arguments import has_tangent, looking_at_tangents, without_tangent
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
@@ -75,16 +76,24 @@ def _operator(
 class _Forward:
     """What a call runs whose gradient may be asked for by the inputs `by`, or that has tangents: the operator of the kernel, or of one that gives
     more after its `count` outputs, of which those at `constant` places have no gradient. `saved` are the places, by name, of
-    what is kept for the gradient."""
+    what is kept for the gradient; `scales`: these are gradients for a cotangent of 1."""
 
     content: str
     by: tuple[str, ...]
     count: int
     constant: tuple[int, ...]
     saved: Mapping[str, int]
+    scales: bool
 
     @staticmethod
-    def of(content: str, names: str, moved: tuple[str, ...], tensors: Sequence[torch.Tensor]) -> _Forward:
+    def of(
+        content: str,
+        names: str,
+        moved: tuple[str, ...],
+        tensors: Sequence[torch.Tensor],
+        integers: Sequence[Any],
+        reals: Sequence[Any],
+    ) -> _Forward:
         from eqfuse.differentiate.gradient import differentiable  # derivatives are for those who ask
 
         with untraced():
@@ -92,15 +101,22 @@ class _Forward:
             real = differentiable(kernel.program)
             given = zip(names_in(names)[0], tensors, strict=True)
             by = tuple(name for name, tensor in given if tensor.requires_grad and name in real)
-            dtypes = {name: t.dtype for name, t in zip(names_in(names)[0], tensors, strict=True)}
-            saving = kernel.forward(by, dtypes)
+            by_name, _, sizes = arguments(names, tensors, integers, reals)
+            dtypes = {name: tensor.dtype for name, tensor in by_name.items()}
+            shapes = {name: tuple(tensor.shape) for name, tensor in by_name.items()}
+            if moved or not all(map(has_hint, (*sizes.values(), *chain(*shapes.values())))):
+                saving = kernel.forward(by, dtypes)
+            else:
+                examples = {name: [hint(size) for size in shape] for name, shape in shapes.items()}
+                lengths = {axis: hint(size) for axis, size in sizes.items()}
+                saving = kernel.forward(by, dtypes, examples, lengths)
             kernel_of(saving.kernel.content)
             tracked = saving.tracked | kernel.outputs_by(tuple(name for name in moved if name in real))
         outputs = [output.name for output in kernel.program.returned]
         every = (*outputs, *saving.residuals)
         saved = {name: every.index(name) for name in (*saving.outputs, *saving.residuals)}
         constant = tuple(place for place, name in enumerate(outputs) if name not in tracked)
-        return _Forward(saving.kernel.content, by, len(outputs), constant, saved)
+        return _Forward(saving.kernel.content, by, len(outputs), constant, saved, saving.scales)
 
     def __call__(
         self, names: str, tensors: Sequence[torch.Tensor], integers: Sequence[Any], reals: Sequence[Any]
@@ -128,7 +144,7 @@ class _Recorded(_SingleLevelFunction):
         moved: tuple[str, ...],
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        forward = _Forward.of(content, names, moved, tensors)
+        forward = _Forward.of(content, names, moved, tensors, integers, reals)
         with torch._C._AutoDispatchBelowAutograd(), as_below():
             every = forward(names, list(tensors), integers, reals)
         outputs = every[: forward.count]
@@ -157,7 +173,8 @@ class _Recorded(_SingleLevelFunction):
         with untraced():
             kernel = kernel_of(content)
             dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-            gradient = kernel.gradient(wanted, of, _are_alike(kernel.program, tensors), dtypes)
+            alike = _are_alike(kernel.program, tensors)
+            gradient = kernel.gradient(wanted, of, alike, dtypes, bool(of) and forward.scales)
             kernel_of(gradient.content)
         saved = {name: as_read(gradient.program, name, value) for name, value in kept.items()}
         filled = [

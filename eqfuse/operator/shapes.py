@@ -44,6 +44,11 @@ def extents(
     return found
 
 
+def has_hint(size: Size) -> bool:
+    """Whether some example has a size: one that depends on what a tensor holds has none."""
+    return isinstance(size, int) or bool(size.node.has_hint())
+
+
 def hint(size: Size) -> int:
     """A size, as the example has it."""
     if isinstance(size, int):

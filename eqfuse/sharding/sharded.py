@@ -559,6 +559,7 @@ class Sharded:
         of: tuple[str, ...] = (),
         alike: bool = False,
         dtypes: Mapping[str, torch.dtype] | None = None,
+        scales: bool = False,
     ) -> Sharded:
         """The gradient by some inputs, sharded alike: it reads the tensors and a cotangent for each output of real numbers, which is this
         rank's part as the output is. Nothing is saved for it, so the other arguments, those of a kernel's, change nothing."""
@@ -673,7 +674,13 @@ class Sharded:
             made[place] = made[place].new_empty(shape)
         return made
 
-    def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
+    def forward(
+        self,
+        names: tuple[str, ...],
+        dtypes: Mapping[str, torch.dtype] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Saving:
         """What a call runs of which gradients by some inputs may be asked: itself, and nothing is saved."""
         return Saving(self, (), (), self.outputs_by(names))
 
