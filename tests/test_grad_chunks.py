@@ -101,7 +101,7 @@ def test_chunks_count_and_know_the_length_of_the_whole_axis(length: int) -> None
     values = {"x": x, "W": W, "label": torch.tensor([0, 3, 1, 3, 4, 0, 2])}
     found = Chunked(chunks, kernel, finish, certificate)(values, {"i": 7, "d": 8, "v": 5}, length)
     for one, other in zip(found, eq.reference(COUNTED)(**values), strict=True):
-        assert torch.allclose(one.double(), other.double(), rtol=1e-12)
+        assert torch.allclose(one.double(), torch.as_tensor(other, dtype=torch.float64), rtol=1e-12)
 
 
 WRONG = {
