@@ -114,13 +114,14 @@ def _is_traced() -> bool:
 @dataclass(frozen=True)
 class Given:
     """The arguments of one call, as torch tensors and plain numbers. `numpy` says that arrays came in, `is_run` whether
-    the call follows: an estimate asks for its plan alone."""
+    the call follows: an estimate asks for its plan alone. `out` is memory for outputs, by name, which may be that of a tensor that is read."""
 
     tensors: Tensors
     scalars: Scalars
     sizes: Sizes
     numpy: bool
     is_run: bool = True
+    out: Tensors | None = None
 
     def returned(self, results: Sequence[torch.Tensor]) -> Any:
         """Results as the call gives them: of the kind that came in, one alone or a tuple."""

@@ -424,7 +424,25 @@ class Kernel:
         arguments = self._shapes.arguments
         with undisturbed():
             routed = self._routes.routed(replace(arguments.given(values, sizes), is_run=False))
-            return routed.by.shapes.estimate(routed.special)
+            estimate = routed.by.shapes.estimate(routed.special)
+            is_of_views = routed.shapes is not None
+            return replace(estimate, replaces=lambda *_: False) if is_of_views else estimate
+
+    @deep()
+    def into(
+        self, out: Mapping[str, torch.Tensor], values: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> Mapping[str, torch.Tensor]:
+        """The outputs of a call by name, in the memory `out` where the plan runs on a GPU and may write there: it may be that of a tensor which
+        only the store of that output reads."""
+        if on_device(self.program, values):
+            made = self(**values, sizes=sizes)
+            names = [output.name for output in self.program.returned]
+            return dict(zip(names, made if isinstance(made, tuple) else (made,), strict=True))
+        with undisturbed():
+            given = replace(self._shapes.arguments.given(values, sizes), out=out)
+            routed = self._routes.routed(given)
+            self._current, self._extents = routed.special.compiled, routed.extents
+            return routed.apart(routed.by.runners.run(routed.special, routed.given))
 
     def bind(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Launch:
         """A launch: this very call, its tensors and numbers fixed, that may be run again and again. It gives the same output

@@ -78,7 +78,7 @@ class Routes:
             return calls.routed(given)
         gone = {part for parts in form.axes.values() for part in parts}
         sizes = {axis: size for axis, size in (given.sizes or {}).items() if axis not in gone}
-        taken = replace(given, tensors=taken_as, sizes=sizes or None)
+        taken = replace(given, tensors=taken_as, sizes=sizes or None, out=None)
         try:
             special = joint.routed(taken).special
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
@@ -132,7 +132,7 @@ class Routes:
             return None
         own = form.extents(extents)
         sizes = {axis: own[axis] for axis in sized_axes(form.program) if axis in own}
-        taken = replace(given, tensors=form.views(given.tensors), sizes=sizes)
+        taken = replace(given, tensors=form.views(given.tensors), sizes=sizes, out=None)
         try:
             special = calls.routed(taken).special
         except VerificationError:  # the program as it is has a proof of its own, or tells why not

@@ -17,6 +17,7 @@ from eqfuse.derived import Derived
 from eqfuse.devices import place_of
 from eqfuse.extract import call_estimate
 from eqfuse.fast_dataclass import dataclass
+from eqfuse.loops.in_place import may_replace
 from eqfuse.lowered import native_tiles
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.threads import undisturbed
@@ -61,6 +62,7 @@ class Runners:
         if special.is_empty:
             return self._unfused(compiled, given)
         arguments = given.tensors, given.scalars, special.extents, special.shards
+        out = self._out(compiled, given)
         found = self._runners.get(id(compiled))
         if found is None:
             with self.shapes.lock:
@@ -68,10 +70,23 @@ class Runners:
                 if found is None:
                     runner = self.runner(compiled)
                     try:
-                        return runner(*arguments)  # others wait: it may be compiled for a GPU now
+                        return runner(*arguments, **out)  # others wait: it may be compiled for a GPU now
                     finally:
                         self._runners[id(compiled)] = compiled, runner
-        return found[1](*arguments)
+        return found[1](*arguments, **out)
+
+    def _out(self, compiled: Compiled, given: Given) -> dict[str, Tensors]:
+        """The memory that outputs are written to on a GPU, by name: what is given, but for that of tensors which are read elsewhere too."""
+        if not given.out or compiled.device.kind == "cpu":
+            return {}
+        nest, places = compiled.chosen.nest, {x.data_ptr(): name for name, x in given.tensors.items()}
+        read = {name: places.get(x.data_ptr()) for name, x in given.out.items()}
+        taken = {
+            name: given.out[name]
+            for name, tensor in read.items()
+            if tensor is None or may_replace(nest, name, tensor)
+        }
+        return {"out": taken} if taken else {}
 
     def _unfused(self, compiled: Compiled, given: Given) -> Results:
         """The unfused program, which is all there is to run where an axis is empty."""
@@ -135,8 +150,11 @@ class Runners:
             scalars: Scalars,
             extents: Mapping[str, int],
             shards: Mapping[str, int],
+            out: Tensors | None = None,
         ) -> Results:
-            made = launcher(**tensors, **scalars, sizes={**extents, **shards})
+            places = tuple((out or {}).get(name) for name in outputs)
+            into = {} if out is None else {"out": places if len(places) > 1 else places[0]}
+            made = launcher(**tensors, **scalars, sizes={**extents, **shards}, **into)
             return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
         return run

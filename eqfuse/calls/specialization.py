@@ -24,6 +24,7 @@ from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
 from eqfuse.fast_dataclass import dataclass
 from eqfuse.limits import OverLimit
+from eqfuse.loops.in_place import may_replace
 from eqfuse.threads import Lock, cached, uncollected
 from eqfuse.verify.certificate import ALL_UNTAKEN, Certificate
 
@@ -398,7 +399,8 @@ class Specializations:
             of.get(axis, axis) for b in sorted(made, key=made.__getitem__, reverse=True) for axis in b.axes
         )
         own = tuple(dict.fromkeys(axis for axis in axes if axis in extents))
-        return CallEstimate(self.stored(special), own, lambda: self._seconds_of(compiled, extents))
+        replaces = partial(may_replace, nest) if compiled.device.kind == "gpu" else (lambda *_: False)
+        return CallEstimate(self.stored(special), own, lambda: self._seconds_of(compiled, extents), replaces)
 
     # -- sources -----------------------------------------------------------------------------------
 

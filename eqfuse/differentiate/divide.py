@@ -29,6 +29,8 @@ SLOWER = 1.05
 """How many times longer chunks may be predicted to take."""
 MOST = 64
 """Chunks at most."""
+ALIGNED = 16
+"""Bytes that the memory of an output begins at a multiple of."""
 WHOLE_TILES = 128
 """Positions that the length of chunks is a multiple of, where they are longer: blocks of tiles."""
 
@@ -53,6 +55,10 @@ class EstimatedCallee(Callee, Protocol):
 
     def estimate(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> CallEstimate: ...
 
+    def into(
+        self, out: Mapping[str, torch.Tensor], values: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> Mapping[str, torch.Tensor]: ...
+
 
 Values = Mapping[str, Any]
 
@@ -60,12 +66,13 @@ Values = Mapping[str, Any]
 @dataclass(frozen=True)
 class Chunked:
     """A program in chunks: `kernel` computes one of them, `finish` what is made at the end; `certificate` says that these
-    give what the program gives."""
+    give what the program gives. `narrow`: sums that are outputs are taken on in their dtypes."""
 
     chunks: Chunks
     kernel: EstimatedCallee
     finish: EstimatedCallee | None
     certificate: Certificate
+    narrow: bool = False
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
@@ -115,7 +122,14 @@ class Chunked:
         for start in range(0, count, length):
             here = min(length, count - start)
             given = {**self.part(values, start, here), **carried}
-            by_name = _outputs(self.kernel, given, self.sizes(sizes, here))
+            places = {
+                name: made[name].narrow(dimension, start, here)
+                for name, dimension in chunks.outputs.items()
+                if name in made
+            }
+            out = {name: x for name, x in places.items() if x.is_contiguous() and x.data_ptr() % ALIGNED == 0}
+            out |= {name: carried[before] for name, before in chunks.sums.items()}
+            by_name = self.kernel.into(out, given, self.sizes(sizes, here))
             carried = {before: by_name[name] for name, before in chunks.sums.items()}
             for name in chunks.added:
                 made[name] = made[name] + by_name[name] if name in made else by_name[name]
@@ -125,7 +139,9 @@ class Chunked:
                     shape = [*part.shape]
                     shape[dimension] = count
                     made[name] = part.new_empty(shape)
-                made[name].narrow(dimension, start, here).copy_(part)
+                place = made[name].narrow(dimension, start, here)
+                if place.data_ptr() != part.data_ptr():
+                    place.copy_(part)
         made |= {name: carried[before] for name, before in chunks.sums.items()}
         if self.finish is not None:
             known = self.finish.program
@@ -253,7 +269,7 @@ class Chunker:
             self.refused[axis] = f"chunks of {axis!r} were not verified: {certificate.reason}"
             return None
         finish = None if chunks.finish is None else self.compiled(chunks.finish)
-        return Chunked(chunks, self.compiled(chunks.chunk), finish, certificate)
+        return Chunked(chunks, self.compiled(chunks.chunk), finish, certificate, narrow)
 
     def _parts(
         self, chunked: Chunked, values: Values, sizes: Mapping[str, int], room: float
@@ -273,8 +289,8 @@ class Chunker:
     def _estimate(
         self, chunked: Chunked, values: Values, sizes: Mapping[str, int], length: int
     ) -> CallEstimate:
-        """What all chunks take, and store: sums are there twice, before and after a chunk, and outputs of a chunk beside the
-        whole ones."""
+        """What all chunks take, and store: sums are there twice, before and after a chunk, unless one may replace the other, and outputs of a chunk
+        beside the whole ones. What is an output itself in the end is not stored for others."""
         widest = _widest(values)
         like = torch.empty(0, dtype=widest.dtype, device="meta")
         shapes = chunked.zeros(sizes, like)
@@ -288,9 +304,12 @@ class Chunker:
         own = {**sizes, **chunked.kernel.program.lengths, chunked.chunks.axis: length}
         outputs = (o for o in chunked.kernel.program.outputs if o.name in chunked.chunks.outputs)
         parts = sum(math.prod(own.get(axis, 1) for axis in o.axes) for o in outputs) * like.element_size()
-        return CallEstimate(
-            one.stored + 2 * sum(map(_bytes, shapes.values())) + parts, one.axes, lambda: times * one.seconds
-        )
+        sums = 0
+        for name, before in chunked.chunks.sums.items():
+            is_output = chunked.narrow and chunked.chunks.totals[name] in chunked.chunks.results
+            copies = (1 if one.replaces(name, before) else 2) - is_output
+            sums += copies * _bytes(shapes[before])
+        return CallEstimate(one.stored + sums + parts, one.axes, lambda: times * one.seconds)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

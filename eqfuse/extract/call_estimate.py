@@ -12,11 +12,12 @@ MUCH = 1 << 30
 @dataclass(frozen=True)
 class CallEstimate:
     """What a call would take: `stored` bytes of tensors that its kernels make for each other, and the `axes` of these, of the
-    largest first; `price` predicts its seconds."""
+    largest first; `price` predicts its seconds; `replaces` says whether an output may lie in the memory of a tensor, by their names."""
 
     stored: float
     axes: tuple[str, ...]
     price: Callable[[], float] = field(compare=False)
+    replaces: Callable[[str, str], bool] = field(compare=False, default=lambda output, tensor: False)
 
     @property
     def seconds(self) -> float:
