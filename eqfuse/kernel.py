@@ -424,9 +424,7 @@ class Kernel:
         arguments = self._shapes.arguments
         with undisturbed():
             routed = self._routes.routed(replace(arguments.given(values, sizes), is_run=False))
-            estimate = routed.by.shapes.estimate(routed.special)
-            is_of_views = routed.shapes is not None
-            return replace(estimate, replaces=lambda *_: False) if is_of_views else estimate
+            return routed.by.shapes.estimate(routed.special)
 
     @deep()
     def into(
@@ -971,17 +969,23 @@ class Kernel:
             derived.views,
         )
 
-    @_of_last_call
     def explain(self, format: str = "text", detail: str = "short") -> str:
-        """The derivation, why anything is not fused, and why this plan: as "text", "latex", one "html" page, or
-        the derivation alone as "json". `detail="full"` has every step and why each condition holds.
+        """The derivation, why anything is not fused, how the last gradient was made, and why this plan: as "text", "latex", one "html"
+        page, or the derivation alone as "json". `detail="full"` has every step and why each condition holds.
 
         Raises EqfuseError for an unknown format or detail.
         """
+        latest = None if self._gradients is None else self._gradients.latest
+        return self._explained("" if latest is None else latest.said, format, detail)
+
+    @_of_last_call
+    def _explained(self, gradients: str, format: str, detail: str) -> str:
+        """The same; `gradients` says how the last gradient was made."""
         from eqfuse.explain.explanation import explain  # templates are for those who ask
 
         with self._lock, self.derived.scope.entered():
-            return explain(self.report, lambda: self.derivation, self._listings, format, detail)
+            report = replace(self.report, gradients=gradients)
+            return explain(report, lambda: self.derivation, self._listings, format, detail)
 
     def _listings(self) -> Listings:
         from eqfuse.explain.report import Listings

@@ -167,6 +167,7 @@ def test_gradients_of_losses(name: str, dtype: torch.dtype, always: None) -> Non
             assert torch.allclose(one.double(), above * other.double(), atol=atol * abs(above))
     assert kernel.backward.scales and "made with the forward" in repr(kernel.backward)
     assert "# the forward makes these gradients" in kernel.backward.source
+    assert "The forward makes dx, dW for a cotangent of 1; the backward multiplies." in kernel.explain()
     assert kernel.backward.certificate.ok and kernel.backward.certificate.forward is not None
     (of_weights,) = torch.autograd.grad(loss, leaves[1:])
     assert torch.allclose(of_weights.double(), exact[1].double(), atol=atol)
@@ -237,3 +238,16 @@ def test_chunks_of_rows_add_up_in_place(gpu: Gpu) -> None:
     part = {**found.chunked.part(given, 0, 4), "dW_unit_sum_before": kept}
     outputs = kernel.into({"dW_unit_sum": kept}, part, found.chunked.sizes(sizes, 4))
     assert outputs["dW_unit_sum"] is kept and kept.abs().sum() > 0
+
+
+def test_scaled_gradients_take_the_memory_of_those_that_they_are_multiples_of(gpu: Gpu) -> None:
+    made = scaled_gradient(LOSSES["squared"], OF)
+    assert made is not None and made.units == {"dx": "dx_unit", "dW": "dW_unit"}
+    kernel = eq.compile(made.backward, target="h200", verify=False)
+    units = {"dx_unit": torch.randn(24, 16), "dW_unit": torch.randn(40, 16)}
+    values = {name: torch.tensor([2.0]) for name in ("dloss", made.residuals[-1])}
+    expected = {name: 4 * unit for name, unit in units.items()}
+    found = kernel.into({name: units[unit] for name, unit in made.units.items()}, {**values, **units}, {})
+    for name, unit in made.units.items():
+        assert found[name].data_ptr() == units[unit].data_ptr()
+        assert torch.equal(found[name], expected[unit])

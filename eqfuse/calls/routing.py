@@ -85,6 +85,10 @@ class Routes:
             return calls.routed(given)
         if self.make_chunker is not None and joint.shapes.stored(special) > call_estimate.MUCH:
             return calls.routed(given)
+        if given.out:
+            own = shapes_of(joint.shapes.derived.program, special.extents)
+            out = {name: x.view(own[name]) for name, x in given.out.items() if x.is_contiguous()}
+            taken = replace(taken, out=out)
         return Routed(joint, taken, special, extents, shapes_of(program, extents))
 
     def _of_segments(self, given: Given) -> Routed | None:

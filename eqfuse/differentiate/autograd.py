@@ -62,6 +62,10 @@ class ChunkedCallee(Callee, Protocol):
         self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], sizes: Mapping[str, int]
     ) -> list[torch.Tensor]: ...
 
+    def into(
+        self, out: Mapping[str, torch.Tensor], values: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> Mapping[str, torch.Tensor]: ...
+
     @property
     def chunks(self) -> ChunkedCall | None: ...
 
@@ -105,8 +109,8 @@ class Backward:
     """The gradient of a kernel by some of its inputs: `source`, its text, and `kernel`, which computes it.
 
     `saved` are the outputs and residuals of the forward that it reads. `forward` is the kernel that gives the residuals
-    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved. Where it `scales`, the
-    forward has made the gradients, for a cotangent of 1."""
+    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved. Where there are `units`, the
+    forward has made the gradients, for a cotangent of 1: what is saved of each, by the name of the gradient."""
 
     program: Program
     constants: Mapping[str, float]
@@ -115,7 +119,12 @@ class Backward:
     saved: tuple[str, ...]
     forward: ChunkedCallee | None
     kernel: ChunkedCallee
-    scales: bool = False
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def scales(self) -> bool:
+        """Whether the forward has made the gradients."""
+        return bool(self.units)
 
     @cached
     def adjoint(self) -> Certificate:
@@ -132,6 +141,16 @@ class Backward:
         chunked = [kernel.chunks for kernel in kernels if kernel.chunks is not None]
         chunks = tuple(part for call in chunked for part in call.certificates)
         return GradientCertificate(self.adjoint, self.kernel.certificate, forward, chunks)
+
+    @property
+    def said(self) -> str:
+        """How the gradient is made, in a sentence."""
+        names = ", ".join(output.name for output in self.kernel.program.returned)
+        if self.scales:
+            return f"The forward makes {names} for a cotangent of 1; the backward multiplies."
+        return f"The backward makes {names}" + (
+            f", and reads {', '.join(self.saved)} of the forward." if self.saved else "."
+        )
 
     def __getattr__(self, name: str) -> Any:
         """What a kernel shows: `plan`, `plans()`, `merge`, `loops`, `tile`, `triton`, `explain()`, `why_not()`."""
@@ -314,7 +333,7 @@ class Gradients:
                 assert saved is not None
                 read = (*saved.outputs, *saved.residuals)
                 kernel = forward.kernel if saved.residuals else None
-                self._known[key] = self._made(names, saved.backward, saved.whole, read, kernel, scales)
+                self._known[key] = self._made(names, saved.backward, saved.whole, read, kernel, saved.units)
             return self._known[key]
 
     def alone(self, names: tuple[str, ...]) -> Backward:
@@ -368,10 +387,10 @@ class Gradients:
         whole: str,
         saved: tuple[str, ...],
         forward: ChunkedCallee | None,
-        scales: bool = False,
+        units: Mapping[str, str] | None = None,
     ) -> Backward:
         kernel = self.compiled(source)
-        found = Backward(self.program, self.constants, source, whole, saved, forward, kernel, scales)
+        found = Backward(self.program, self.constants, source, whole, saved, forward, kernel, units or {})
         if self.verifies and not found.adjoint.ok:
             raise refused(f"the gradient by {', '.join(names)}", found.adjoint, gradient=True)
         return found
@@ -538,7 +557,8 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return _backward(ctx, cotangents)
+        keeps = torch._C._autograd._get_current_graph_task_keep_graph()
+        return _backward(ctx, cotangents, replaces=not keeps)
 
 
 class _Transformed(torch.autograd.Function):
@@ -576,9 +596,11 @@ def _keep(
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+def _backward(
+    ctx: Any, cotangents: Sequence[torch.Tensor | None], replaces: bool = False
+) -> tuple[torch.Tensor | None, ...]:
     """The gradients by the inputs that need one, in their dtypes. Where they may be differentiated again, nothing that was saved
-    is read: it would count as a constant."""
+    is read: it would count as a constant. `replaces`: no other backward will read what was saved, so that gradients may take its memory."""
     call: DifferentiableCall = ctx.call
     above = [
         torch.zeros((), dtype=dtype, device=device).expand(shape) if value is None else value
@@ -593,7 +615,13 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
         wanted = tuple(name for name, is_needed in zip(call.names, key[0], strict=True) if is_needed)
         known = call.pulled[key] = _known(call, given, wanted, key[1])
     call.gradients.latest = known.backward
-    made = known.backward.kernel(**known.read(given), sizes=known.sizes)
+    kernel, values = known.backward.kernel, known.read(given)
+    out = known.replaced(given) if replaces else {}
+    if out:
+        by_name = kernel.into(out, values, known.sizes)
+        made = tuple(by_name[output.name] for output in kernel.program.returned)
+    else:
+        made = kernel(**values, sizes=known.sizes)
     found: list[torch.Tensor | None] = [None] * len(call.names)
     for place, value in zip(known.results, made if isinstance(made, tuple) else (made,), strict=True):
         like = given.tensors[place]
@@ -603,6 +631,9 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
 
 
 MOST_CALLS = 1024
+
+LEAST_REPLACED = 1 << 20
+"""Bytes of a saved gradient whose memory the gradient takes: a call that writes to memory of its caller is looked at each time."""
 
 
 class Pullback(NamedTuple):
@@ -624,6 +655,17 @@ class Pulled:
     numbers: tuple[str, ...]
     sizes: Mapping[str, int]
     results: tuple[int, ...]
+
+    def replaced(self, given: Pullback) -> dict[str, torch.Tensor]:
+        """The memory of saved gradients for a cotangent of 1, by the names of those which are multiples of them, where that is much."""
+        places, units = dict(self.tensors), self.backward.units
+        names = (output.name for output in self.backward.kernel.program.returned)
+        found = dict[str, torch.Tensor]()
+        for name, like in zip(names, self.results, strict=True):
+            unit = given.tensors[places[units[name]]] if name in units else None
+            if unit is not None and unit.is_cuda and unit.nbytes >= LEAST_REPLACED:
+                found |= {name: unit} if unit.dtype == given.tensors[like].dtype else {}
+        return found
 
     def read(self, given: Pullback) -> dict[str, Any]:
         """The arguments of the kernel."""

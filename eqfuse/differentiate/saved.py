@@ -59,7 +59,8 @@ class Again:
 class Saved:
     """Two programs for a gradient. `forward` gives the outputs and then the `residuals`; `backward` reads them and those
     of `outputs`, besides inputs and cotangents. Of these, what has no axes is a tensor of one element: a scalar would be read on the host, which
-    waits for a GPU. `whole` is the backward with the definitions of all that it reads, and with such cotangents as scalars. `again` are the products that the backward computes which the forward has computed."""
+    waits for a GPU. `whole` is the backward with the definitions of all that it reads, and with such cotangents as scalars. `again` are the products that the backward computes which the forward has computed;
+    `units` the residuals that results are multiples of, by the names of these."""
 
     forward: str
     backward: str
@@ -67,6 +68,7 @@ class Saved:
     outputs: tuple[str, ...]
     residuals: tuple[str, ...]
     again: tuple[Again, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
 
 
 def saving(
@@ -144,7 +146,8 @@ def scaling(
         dtypes={result.name: halves[result.name] for result in results if result.name in halves},
         in_memory={cotangent, *residuals},
     )
-    return Saved(text, backward, text_of(steps, results), (), read)
+    by_result = {result.name: units.made[result.name].name for result in results}
+    return Saved(text, backward, text_of(steps, results), (), read, units=by_result)
 
 
 def saves_time(again: Sequence[Again], extents: Mapping[str, int], positions: int) -> bool:

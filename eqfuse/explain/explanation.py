@@ -112,6 +112,9 @@ def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[B
         yield Heading("kept of constants")
         yield Prose("Computed once for each value of the constants, and read by every call:")
         yield Code("\n".join(report.kept))
+    if report.gradients:
+        yield Heading("gradients")
+        yield Prose(report.gradients)
     yield Heading("verification")
     yield Prose(f"What runs is {report.graded}.")
     if report.plan.order:

@@ -23,7 +23,7 @@ class Report:
     `merges` are the groups of all passes that were asked for; `order` is that of all axes. `unfinished` says how the
     budget of rewriting ended, where it did; `kept` is what the program reads that
     another one makes of constants; `views` is how it takes the tensors of another one that was called; `refused` why the program runs as written, where it does for want of a verified form; `graded` says how
-    much is certain about what runs. Costs are
+    much is certain about what runs; `gradients` how the last gradient was made, where one was. Costs are
     predicted for sizes that are only assumed unless the kernel `was_called`.
     """
 
@@ -41,6 +41,7 @@ class Report:
     roles: Callable[[], tuple[str, ...]] = tuple
     kept: tuple[str, ...] = ()
     views: Views | None = None
+    gradients: str = ""
 
 
 @dataclass(frozen=True)
