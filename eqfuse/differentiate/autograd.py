@@ -43,7 +43,7 @@ from eqfuse.extract.call_estimate import MUCH
 from eqfuse.terms.arguments import Absent, is_tracked
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
-from eqfuse.terms.sizes import bind
+from eqfuse.terms.sizes import bind, check_ranks
 from eqfuse.threads import Lock, cached, cores, undisturbed
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.refusal import refused
@@ -236,11 +236,13 @@ class Gradients:
         shapes: Mapping[str, Sequence[int]],
         sizes: Mapping[str, int] | None,
     ) -> Extents | None:
-        """What decides whether the forward of a call makes the gradients by these inputs; None where it makes none."""
-        if not self.is_of_loss(names):
-            return None
+        """What decides whether the forward of a call makes the gradients by these inputs; None where it makes none, and where tensors are
+        missing, as the call says. Raises BindError for ranks and sizes that do not fit."""
         known = {tensor.name for tensor in self.program.tensors}
-        own = {name: shape for name, shape in shapes.items() if name in known}
+        if not known <= shapes.keys() or not self.is_of_loss(names):
+            return None
+        own = {name: tuple(shapes[name]) for name in known}
+        check_ranks(self.program, own)
         return Extents(kernel.extents(own, sizes or {}), sum(math.prod(shapes[name]) for name in names))
 
     def is_of_loss(self, names: tuple[str, ...]) -> bool:
@@ -430,11 +432,9 @@ class DifferentiableCall:
         saves = saves_in(tensor.dtype for tensor in tensors.values())
         halves = halves_in({name: tensors[name].dtype for name in tracked if name in tensors})
         sizes = None if sizes is None else dict(sizes)
-        if gradients.is_of_loss(tracked):  # a call that is wrong is told so
-            absent = {name: Absent.like(tensor).meta for name, tensor in tensors.items()}
-            kernel.shaped(absent, {name: values[name] for name in numbers}, sizes or {})
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        extents = gradients.extents(kernel, tracked, shapes, sizes)
+        # Under transforms of `torch.func` what is saved counts as a constant, and is not read.
+        extents = gradients.extents(kernel, tracked, shapes, sizes) if maybe_current_level() is None else None
         return DifferentiableCall(
             kernel, gradients, tuple(tensors), numbers, tracked, sizes, saves, halves, extents
         )
