@@ -116,6 +116,16 @@ def test_other_outputs_have_gradients_that_backwards_make(source: str) -> None:
     assert scaled_gradient(source, OF) is None
 
 
+def test_an_element_of_the_product_is_read_from_it() -> None:
+    made = scaled_gradient(LOSSES["gathered"], OF)
+    assert made is not None and "- L[i, label[i]])" in made.forward and "W[label[i], d]" not in made.forward
+    assert "dL[i, v] = where(label[i] == v, -1, 0) + exp(" in made.forward
+    program = parse(LOSSES["gathered"])
+    assert autograd.same_outputs(program, parse(made.forward), scalars={}, bound=REQUESTED).ok
+    wrong = parse(made.forward.replace("L[i, label[i]]", "L[label[i], i]"))
+    assert not autograd.same_outputs(program, wrong, scalars={}, bound=REQUESTED).ok
+
+
 # When --------------------------------------------------------------------------------------------
 
 

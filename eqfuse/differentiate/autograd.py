@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -46,6 +46,7 @@ from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.sizes import bind, check_ranks
 from eqfuse.threads import Lock, cached, cores, undisturbed
 from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.equivalence import equivalent
 from eqfuse.verify.refusal import refused
 
 
@@ -74,12 +75,14 @@ class ChunkedCallee(Callee, Protocol):
 class GradientCertificate:
     """`adjoint`: that the program of the gradient is one (docs/gradients.md); `kernel`: that its kernel computes it;
     `forward`: that what it reads of the forward is what that computes, where it saves anything but outputs; `chunks`, of a
-    call that ran in chunks: that they give the same, and that their kernels compute them."""
+    call that ran in chunks: that they give the same, and that their kernels compute them; `loss`, where the forward makes the gradient: that
+    its program gives the outputs of the source."""
 
     adjoint: Certificate
     kernel: Certificate
     forward: Certificate | None = None
     chunks: tuple[Certificate, ...] = ()
+    loss: Certificate | None = None
 
     @property
     def ok(self) -> bool:
@@ -92,7 +95,7 @@ class GradientCertificate:
 
     @property
     def _parts(self) -> tuple[Certificate, ...]:
-        parts = (self.adjoint, self.kernel, self.forward, *self.chunks)
+        parts = (self.adjoint, self.kernel, self.forward, self.loss, *self.chunks)
         return tuple(part for part in parts if part is not None)
 
     def __bool__(self) -> bool:
@@ -101,6 +104,7 @@ class GradientCertificate:
     def __str__(self) -> str:
         text = f"the gradient's program:\n{self.adjoint}\nits kernel:\n{self.kernel}"
         text += "" if self.forward is None else f"\nthe kernel of what it saves:\n{self.forward}"
+        text += "" if self.loss is None else f"\nthe outputs of that program:\n{self.loss}"
         return text + "".join(f"\nchunks:\n{part}" for part in self.chunks)
 
 
@@ -127,6 +131,14 @@ class Backward:
         return bool(self.units)
 
     @cached
+    def loss(self) -> Certificate | None:
+        """That the program of a forward which makes the gradient gives the outputs of the kernel's."""
+        if self.forward is None or not self.scales:
+            return None
+        known = {"scalars": self.constants, "bound": self.kernel.bound}
+        return same_outputs(self.program, self.forward.program, **known)  # type: ignore[arg-type]
+
+    @cached
     def adjoint(self) -> Certificate:
         """That `whole` is the gradient of the kernel's program."""
         return certify_gradient(
@@ -140,7 +152,7 @@ class Backward:
         kernels = (self.kernel,) if self.forward is None else (self.kernel, self.forward)
         chunked = [kernel.chunks for kernel in kernels if kernel.chunks is not None]
         chunks = tuple(part for call in chunked for part in call.certificates)
-        return GradientCertificate(self.adjoint, self.kernel.certificate, forward, chunks)
+        return GradientCertificate(self.adjoint, self.kernel.certificate, forward, chunks, self.loss)
 
     @property
     def said(self) -> str:
@@ -161,6 +173,15 @@ class Backward:
     def __repr__(self) -> str:
         made = ", made with the forward" if self.scales else ""
         return f"<gradient of {', '.join(output.name for output in self.program.returned)}{made}: {self.kernel!r}>"
+
+
+def same_outputs(
+    program: Program, other: Program, *, scalars: Mapping[str, float], bound: float
+) -> Certificate:
+    """Whether another program, which gives more, gives the outputs of a program."""
+    own = {output.name for output in program.outputs}
+    alike = replace(other, outputs=tuple(output for output in other.outputs if output.name in own))
+    return equivalent(program, alike, scalars=scalars, bound=bound, allow="untaken", prove=False)
 
 
 Halves = tuple[tuple[str, str], ...]
@@ -395,6 +416,8 @@ class Gradients:
         found = Backward(self.program, self.constants, source, whole, saved, forward, kernel, units or {})
         if self.verifies and not found.adjoint.ok:
             raise refused(f"the gradient by {', '.join(names)}", found.adjoint, gradient=True)
+        if self.verifies and found.loss is not None and not found.loss.ok:
+            raise refused("the loss with its gradients", found.loss, gradient=True)
         return found
 
 

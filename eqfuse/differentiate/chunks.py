@@ -46,6 +46,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.parser import parse
 from eqfuse.terms.promises import ascends
+from eqfuse.terms.segments import segments
 from eqfuse.terms.types import KINDS, program_dtypes
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.check import check_stages
@@ -98,7 +99,9 @@ def chunks_of(
 
 
 def divisible(source: str, again: Sequence[Again], scalars: Mapping[str, Number] | None = None) -> bool:
-    """Whether a program runs in chunks of an axis that all these products have."""
+    """Whether a program runs in chunks of an axis that all these products have; one of sorted positions does not."""
+    if segments(parse(source, scalars=scalars)) is not None:
+        return False
     for axis in dict.fromkeys(axis for product in again for axis in product.axes):
         with suppress(Undivided):
             if all(axis in product.axes for product in again):

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eqfuse import limits
+from eqfuse.differentiate.interchange import KnownSum, interchanged
 from eqfuse.differentiate.polynomial import UNIT, Polynomial, atom, collected, expression
 from eqfuse.differentiate.reverse import Reverse
-from eqfuse.differentiate.saved import Saved, UnitGradients, saving, scaling
+from eqfuse.differentiate.saved import Saved, UnitGradients, is_matrix_product, saving, scaling
 from eqfuse.differentiate.steps import Step, Steps, name_of, plain, reached, with_stops, without_stops
-from eqfuse.differentiate.text import text_of
+from eqfuse.differentiate.text import needed_steps, text_of
 from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.names import Names
 from eqfuse.terms.expressions import Number
@@ -223,6 +224,7 @@ def scaled_gradient(
     with limits.derivation():
         named = cotangents(program)
         steps, outputs = _steps(source, program, of, scalars, [named[name] for name in (*of, output.name)])
+        _read_known_sums(steps)
         loss = steps.step(outputs[output.name])
         cut = _scalar_below(steps, loss)
         reverse = Reverse(steps, _axes(steps, of, alike=False), cut.name)
@@ -265,6 +267,21 @@ def _unsized(made: Program, of: Program) -> set[str]:
     axes = {made.domains.get(axis, axis) for axis in sized_axes(made)}
     known = {*(axis for axis, *_ in places(made)), *made.lengths, *made.computed}
     return axes - known - {of.domains.get(axis, axis) for axis in sized_axes(of)}
+
+
+def _read_known_sums(steps: Steps) -> None:
+    """Reads sums of products that are elements of another step from that: `sum[d](x[i,d] * W[label[i],d])` is `L[i,label[i]]`."""
+    by_name = {step.name: step for step in steps.steps}
+    for known in [step for step in steps.steps if is_matrix_product(step)]:
+        candidate = KnownSum.of(known, known.name, by_name)
+        made_of = {step.name for step in needed_steps(by_name, [known])}
+        for step in list(steps.steps):
+            if candidate is None or step.name in made_of or len(step.loops) >= len(known.loops):
+                continue
+            found = interchanged(step, steps, by_name, [candidate])
+            if found is not None and not found.op:
+                steps.put(found)
+                by_name[step.name] = found
 
 
 def _scalar_below(steps: Steps, step: Step) -> Step:

@@ -229,7 +229,7 @@ class _Saving:
         return tuple(
             Again(tuple(base.get(a, a) for a in step.axes), tuple(base.get(a, a) for a in step.over))
             for step in needed_steps(known, results)
-            if step.name in made and step.op == "sum" and _is_matrix_product(step)
+            if step.name in made and is_matrix_product(step)
         )
 
     def _rounded(self, results: Sequence[Step], given: Collection[str]) -> dict[str, Step]:
@@ -462,8 +462,10 @@ def _unmasked(body: Expr) -> Expr:
     return body
 
 
-def _is_matrix_product(step: Step) -> bool:
-    """Whether a sum is one of products of two factors, each with axes that the other one lacks."""
+def is_matrix_product(step: Step) -> bool:
+    """Whether a step is a sum of products of two factors, each with axes that the other one lacks."""
+    if step.op != "sum":
+        return False
     own = [free_axes(factor) for factor in product(_unmasked(step.body)).powers]
     return any(one - other and other - one for one in own for other in own)
 
