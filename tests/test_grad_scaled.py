@@ -162,13 +162,13 @@ def test_large_products_are_not_stored_where_no_chunks_are(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.slow(but=["[gathered-torch.bfloat16]", "[labels left out-torch.float64]"])
+@pytest.mark.slow(but=["[gathered-torch.bfloat16]", "[squared-torch.float64]"])
 def test_gradients_of_losses(name: str, dtype: torch.dtype, always: None) -> None:
     source, given = LOSSES[name], inputs(dtype)
     kernel, leaves = eq.compile(source, native="off"), [given[key] for key in OF]
     loss = called(kernel, source, given)
     exact = torch.autograd.grad(expected(name, given), leaves)
-    atol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    atol = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
     for above in (1.0, -2.5):
         cotangent = torch.tensor(above, dtype=dtype)
         found = torch.autograd.grad(loss, leaves, cotangent, retain_graph=True)

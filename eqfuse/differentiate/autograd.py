@@ -191,9 +191,12 @@ _HALVES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf1
 
 
 def saves_in(dtypes: Iterable[torch.dtype]) -> str | None:
-    """The dtype of what is saved for inputs of these: float32 where outputs may be halves; None where it is that of outputs."""
+    """The dtype of what is saved for inputs of these: float64 where one has it, as what is made of sizes alone would not; float32 where outputs
+    may be halves; None where it is that of outputs."""
     found = set(dtypes)
-    return "f32" if not found.isdisjoint(_HALVES) and torch.float64 not in found else None
+    if torch.float64 in found:
+        return "f64"
+    return None if found.isdisjoint(_HALVES) else "f32"
 
 
 def halves_in(dtypes: Mapping[str, torch.dtype]) -> Halves:
