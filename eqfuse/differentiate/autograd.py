@@ -40,7 +40,7 @@ from eqfuse.differentiate.gradient import (
 from eqfuse.differentiate.saved import Saved, most_stored, saves_time
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.call_estimate import MUCH
-from eqfuse.terms.arguments import Absent, is_tracked
+from eqfuse.terms.arguments import Absent, is_batched_by_older_vmap, is_tracked
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.sizes import bind, check_ranks
@@ -333,7 +333,10 @@ class Gradients:
         if key not in self._saved:
             options = {"scalars": self.constants, "strict_casts": self.program.strict_casts}
             options |= {"halves": dict(halves), "saves": saves}
-            self._saved[key] = scaled_gradient(self.program.source, of, names, **options)  # type: ignore[arg-type]
+            self._saved[key] = None
+            with suppress(EqfuseError):  # the other gradient is there
+                made = scaled_gradient(self.program.source, of, names, **options)  # type: ignore[arg-type]
+                self._saved[key] = made
         return self._saved[key]
 
     def by(
@@ -642,7 +645,8 @@ def _backward(
         known = call.pulled[key] = _known(call, given, wanted, key[1])
     call.gradients.latest = known.backward
     kernel, values = known.backward.kernel, known.read(given)
-    out = known.replaced(given) if replaces else {}
+    is_plain = maybe_current_level() is None and not any(map(is_batched_by_older_vmap, above))
+    out = known.replaced(given) if replaces and is_plain else {}
     if out:
         by_name = kernel.into(out, values, known.sizes)
         made = tuple(by_name[output.name] for output in kernel.program.returned)
