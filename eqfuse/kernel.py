@@ -432,7 +432,7 @@ class Kernel:
     ) -> Mapping[str, torch.Tensor]:
         """The outputs of a call by name, in the memory `out` where the plan runs on a GPU and may write there: it may be that of a tensor which
         only the store of that output reads."""
-        if on_device(self.program, values):
+        if in_tensors(self.program, values):
             made = self(**values, sizes=sizes)
             names = [output.name for output in self.program.returned]
             return dict(zip(names, made if isinstance(made, tuple) else (made,), strict=True))

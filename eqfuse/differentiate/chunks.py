@@ -317,12 +317,14 @@ class _Divided:
 
     def _finish(self, results: Sequence[Step], totals: Mapping[str, Step]) -> str:
         """The text of what is made at the end, in which the sums are inputs."""
+        reads = {
+            name: total.itself if total.axes else Load(total.name, (Const(0),))
+            for name, total in totals.items()
+        }
         steps = [
-            Step(step.name, step.axes, totals[step.name].itself, written=True)
-            if step.name in totals
-            else step
+            Step(step.name, step.axes, reads[step.name], written=True) if step.name in reads else step
             for step in self.needed
-            if self.axis not in step.loops or step.name in totals
+            if self.axis not in step.loops or step.name in reads
         ]
         by_name = {step.name: step for step in steps}
         known = self._with(steps)
@@ -330,9 +332,7 @@ class _Divided:
             if self.steps.dtypes[name] == "i64":
                 axes = total.axes or (self.steps.names.fresh("one"),)
                 known.declared[total.name] = f"{total.name}: i64[{', '.join(axes)}]"
-        added = {total.name for total in totals.values() if not total.axes}
-        outputs = [by_name[step.name] for step in results]
-        return text_of(known, outputs, dtypes=self._dtypes(), in_memory=added)
+        return text_of(known, [by_name[step.name] for step in results], dtypes=self._dtypes())
 
     def _with(self, steps: Sequence[Step]) -> Steps:
         """The same text with other steps."""

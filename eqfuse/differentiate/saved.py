@@ -9,7 +9,7 @@ output is known to be is that output (see `interchange`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.differentiate.interchange import KnownSum, interchanged
@@ -144,10 +144,15 @@ def scaling(
         notes,
         given=residuals,
         dtypes={result.name: halves[result.name] for result in results if result.name in halves},
-        in_memory={cotangent, *residuals},
     )
+    backward = as_elements(backward, _numbers_in((*steps.steps, *results)) & {cotangent, *residuals})
     by_result = {result.name: units.made[result.name].name for result in results}
     return Saved(text, backward, text_of(steps, results), (), read, units=by_result)
+
+
+def _numbers_in(steps: Iterable[Step]) -> set[str]:
+    """The numbers that steps read."""
+    return {node.name for node in walk(*(step.value for step in steps)) if isinstance(node, Scalar)}
 
 
 def saves_time(again: Sequence[Again], extents: Mapping[str, int], positions: int) -> bool:
@@ -199,8 +204,7 @@ class _Saving:
         at_most = [pair for pair in bounds if self._reads_given(pair, results, given)]
         self._put(self._rounded(results, given))
         backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most, dtypes=self.dtypes)
-        read = walk(*(step.value for step in (*self.by_name.values(), *results)))
-        numbers = {node.name for node in read if isinstance(node, Scalar)}
+        numbers = _numbers_in((*self.by_name.values(), *results))
         backward = as_elements(backward, numbers & {*self.cotangents, *given})
         # What is saved is made as the program makes it.
         known = {**self.by_name, **{step.name: step for step in written}}
