@@ -20,6 +20,7 @@ from eqfuse.loops.walk import rewritten, statements
 from eqfuse.proof.derivation import Derivation
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Output, call, reductions, transform
 from eqfuse.terms.parser import parse
+from eqfuse.tile.triton.aot import compile_for
 from eqfuse.tile.triton.launch import interpret
 from eqfuse.vendor.files import write
 from eqfuse.verify.equivalence import equivalent
@@ -201,6 +202,50 @@ def test_triton_walks_long_axes_of_states_in_tiles() -> None:
     given["W"] /= 10
     found = interpret(kernel.triton, "fused_h", **{n: torch.tensor(v).float() for n, v in given.items()})
     np.testing.assert_allclose(found.numpy(), rnn(given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("source, features", [(RNN, 512), (LSTM, 256), (GRU, 256)])
+def test_triton_walks_what_a_step_contracts_in_tiles(source: str, features: int) -> None:
+    """Where a block has no room for rows of all matrices, or loads them anew at each step."""
+    text = f"i: axis[{features}]\n{source}"
+    kernel = eq.compile(text, target="h200", verify=False)
+    assert kernel.plan.schedule == "in_order" and not kernel.plan.reason
+    (config,) = kernel.plan.configs
+    (walked,) = {node.axis for node in reductions(*(o.expr for o in kernel.program.outputs))}
+    assert next(block.size for block in config.blocks if block.axis == walked)
+    (report,) = compile_for(kernel.triton, "sm_90", sizes={"i": features})
+    assert report.shared_bytes < kernel.device.shared
+
+
+def test_triton_sums_what_a_step_contracts_over_tiles() -> None:
+    features, length = 160, 3
+    kernel = eq.compile(f"i: axis[{features}]\n{LSTM}", target="h200", verify=False)
+    assert {block.axis for block in kernel.plan.configs[0].blocks if block.kind == "loop"} == {"i", "j"}
+    given = drawn(**dict.fromkeys("FIOG", (features, features)), x=(2, features, length, 4), c0=(2, features))
+    given |= {name: given[name] / 10 for name in "FIOG"}
+    found = interpret(kernel.triton, "fused_h_c", **{n: torch.tensor(v).float() for n, v in given.items()})
+    np.testing.assert_allclose(found[0].numpy(), lstm(given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+def test_a_step_that_folds_what_it_makes(target: str) -> None:
+    """No other kernel stores what is made of the states of the same step, as operands of products are elsewhere."""
+    source = """
+u[b,i,t] = tanh(sum[j](W[i,j] * h[b,j,t-1]) + x[b,i,t])
+h[b,i,t] = u[b,i,t] / sqrt(1 + sum[m](sq(u[b,m,t])))
+return h
+"""
+    given, wanted = drawn(W=(5, 5), x=(2, 5, 4)), []
+    h = np.zeros((2, 5))
+    for t in range(4):
+        u = np.tanh(h @ given["W"].T + given["x"][:, :, t])
+        h = u / np.sqrt(1 + (u * u).sum(1, keepdims=True))
+        wanted.append(h)
+    tensors = {name: torch.tensor(value).float() for name, value in given.items()}
+    kernel = eq.compile(source, target=target, verify=target == "cpu")
+    found = kernel(**tensors) if target == "cpu" else interpret(kernel.triton, "fused_h", **tensors)
+    np.testing.assert_allclose(found.numpy(), np.stack(wanted, 2), rtol=1e-4, atol=1e-5)
+    assert len(kernel.loops.kernels) == 1
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 3e-3), (torch.bfloat16, 3e-2)])

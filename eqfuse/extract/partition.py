@@ -261,7 +261,8 @@ class Partition:
                 self._find_before(output.expr, steps, stored, seen)
         beside: set[Expr] = set()
         if self.stores_operands:
-            for output in (*outputs, *stored.values()):
+            walked = [output for output in outputs if self._in_order(output) is None]
+            for output in (*walked, *stored.values()):
                 beside |= self._find_operands(output, stored)
             stored = _read(outputs, stored)
         stored, reads = self._stored_once(stored, [*stored, *(output.expr for output in outputs)])

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from eqfuse.extract import tile_sizes_cpu
-from eqfuse.extract.axis_usage import AxisUsage, contiguous_axes, fill, kinds
+from eqfuse.extract.axis_usage import AxisUsage, block_sizes, contiguous_axes, fill, kinds
 from eqfuse.extract.cost import FLOAT_BYTES, KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged, rows_with_ranges
@@ -27,6 +27,7 @@ from eqfuse.extract.resources import (
     scan_states,
     sharded_axes,
     shared_by_stages,
+    shared_bytes,
     streamed_bytes,
 )
 from eqfuse.extract.shape import Shape
@@ -90,7 +91,7 @@ GPU_SEGMENT_TILE = 64
 """Positions of a tile at most where segments are shorter on average."""
 
 GPU_WHOLE = 256
-"""Positions of a contracted axis that a GPU block keeps whole; longer ones are walked in steps."""
+"""Positions of a contracted axis that a GPU block keeps whole where it has room for them; longer ones are walked in steps."""
 
 TENSOR_CORE_MIN = 16
 
@@ -119,6 +120,28 @@ def _searching(kernel: Kernel, config: KernelConfig, size: int) -> KernelConfig:
 def _for_gpu(kernel: Kernel, usage: AxisUsage, shape: Shape, device: Device) -> KernelConfig:
     extents = shape.extents
     whole = [a for a in usage.inner if a not in usage.steps or extents[a] <= GPU_WHOLE]
+    found = _with_whole(kernel, usage, whole, shape, device)
+    stepped = [a for a in whole if a not in usage.steps or extents[a] <= LEAST]
+    # Steps that walk tiles load operands anew at each of them, whole or not; those of others stay on chip.
+    loads_anew = bool(usage.units and usage.loops)
+    if stepped == whole or not (loads_anew or _lacks_room(kernel, found, shape, device)):
+        return found
+    other, cost = _with_whole(kernel, usage, stepped, shape, device), KernelCost(kernel, shape, device)
+    return min(found, other, key=lambda each: (_lacks_room(kernel, each, shape, device), cost.seconds(each)))
+
+
+def _lacks_room(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> bool:
+    """Whether a thread block needs more shared memory than there is."""
+    return (
+        shared_bytes(kernel, block_sizes(config.blocks, shape.extents), config.stages, shape) > device.shared
+    )
+
+
+def _with_whole(
+    kernel: Kernel, usage: AxisUsage, whole: Sequence[str], shape: Shape, device: Device
+) -> KernelConfig:
+    """Blocks of a kernel of whose inner axes some are `whole`, and others walked in steps."""
+    extents = shape.extents
     limits = {
         a: power_of_two(extents[a]) for a in (*usage.parallel, *usage.loops, *usage.inner, *usage.units)
     }
