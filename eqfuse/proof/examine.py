@@ -430,12 +430,15 @@ class _Examiner:
             raise Refused(kernel.name, "a fold reads a state of the scan")
 
     def _agree(self, left: Term, right: Term) -> bool:
-        """Whether terms say the same, folds over the parts of axes that kernels scan in either notation."""
+        """Whether terms say the same, folds over the parts of axes that kernels scan in either notation, by whatever name of an axis."""
         # what is stored may be read at the positions of other axes
         folds = (node.words for node in walk(left) if node.head == "Red")
         scans = {(axis, where): None for _, axis, where in folds if " " in where}
         scans |= {(each.axis, each.where): None for k in self.proof.kernels for each in k.walks if each.where}
-        parts = (in_parts(each, scans, alike(self.program)) for each in (left, right))
+        names = AxisNames.of(self.program)
+        bound = {node.words[1] for node in walk(left, right) if node.head == "Red"}
+        more = {axis: extent for axis in bound if (extent := names.extent(axis)) is not None}
+        parts = (in_parts(each, scans, {**more, **alike(self.program)}) for each in (left, right))
         return _same(*_canonical(*parts))
 
 
