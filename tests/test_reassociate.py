@@ -29,6 +29,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import parse, sized_axes
+from eqfuse.terms.prefixes import alike
 from eqfuse.terms.printer import show
 
 MEAN = "y[b] = mean[o](sum[k](x[b,k] * w[o,k]))"
@@ -40,6 +41,7 @@ ADAPTER = "y[b,o] = sum[k](x[b,k] * (w[o,k] + sum[r](u[o,r] * v[r,k])))"
 ONE_HOT = "y[i,e] = sum[j](where(ids[i] == j, 1, 0) * w[j,e])"
 PART = "y[i] = sum[j](where((j == 3) & (i < 9), x[i,j] + z[j], 0))"
 DIAGONAL = "y[i,e] = sum[j](where(i == j, d[i], 0) * b[j,e])"
+QUOTIENT = "y[i,e] = sum[j](sum[d](q[i,d] * k[j,d]) / (1 + sq(n[i])) * v[j,e])"
 CHOSEN = {
     MEAN: "sum[k](x[b, k] * sum[o](w[o, k])) / N(o)",
     CHAIN: "sum[j](a[i, j] * sum[k](b[j, k] * c[k]))",
@@ -58,6 +60,7 @@ CHOSEN = {
     "s = sum[i](sum[j](a[i] * sum[k](x[i,j] * y[j,k])))": "sum[j, k](sum[i](a[i] * x[i, j]) * y[j, k])",
     "y[i] = sum[k](-sum[j](a[i,j] * b[j,k]) * c[k])": "-sum[j](a[i, j] * sum[k](b[j, k] * c[k]))",
     "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) * c[k] * t)": "sum[j](a[i, j] * sum[k](b[j, k] * (c[k] * t)))",
+    QUOTIENT: "sum[d](q[i, d] / (1 + sq(n[i])) * sum[j](k[j, d] * v[j, e]))",
 }
 BAND = "y[i,e] = sum[j](where((j <= i + 1) & (i <= j + 1), t[i,j], 0) * b[j,e])"
 WINDOWS = {
@@ -534,6 +537,48 @@ def test_gradients_have_orders_too() -> None:
     want = torch.autograd.grad((x @ w.T).mean(1).square().sum(), (x, w))
     for one, other in zip(found, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+NORMALISED = """j: axis[k]
+w[i,j,k] = where(k <= j, sum[d](sq(q[i,j,d]) * sq(r[i,k,d])), 0)
+y[i,j,e] = sum[k](w[i,j,k] * v[i,k,e]) / sum[k](w[i,j,k])"""
+
+
+def test_the_gradient_of_a_normalised_prefix_is_linear() -> None:
+    """What quotients divide, and the differences under their masks, are factors and terms."""
+    program = compiler.derive(eq.grad(NORMALISED), None, False).program
+    fixed = {"i": 2, "d": 16, "e": 16}
+    short, long = (
+        {axis: fixed.get(axis[0], n) for axis in (*sized_axes(program), *program.domains)}
+        for n in (512, 1024)
+    )
+    first, second = (
+        visited(reassociated(program, sizes), sizes, same=alike(program)) for sizes in (short, long)
+    )
+    assert second < 2.2 * first
+    kernel = eq.compile(NORMALISED, native="off")
+    given = {name: torch.randn(2, 300, 8).requires_grad_() for name in "qrv"}
+    exact = {name: value.detach().double().requires_grad_() for name, value in given.items()}
+    weights = (exact["q"].square() @ exact["r"].square().mT).tril()
+    wanted = weights @ exact["v"] / weights.sum(2, keepdim=True)
+    above = torch.randn_like(wanted)
+    wanted.backward(above)
+    kernel(**given).backward(above.float())
+    for name, value in given.items():
+        torch.testing.assert_close(value.grad.double(), exact[name].grad, rtol=1e-4, atol=1e-4)
+    assert kernel.backward.certificate.ok and kernel.backward.derivation.check().ok
+
+
+def test_a_quotient_of_a_masked_factor_stays_outside_of_the_mask() -> None:
+    """Divided by 0 it is NaN at all positions, also where the mask makes the factor 0."""
+    text = "j: axis[k]\nx[k,e] = sum[j](y[j,e] * where(k <= j, sum[d](q[j,d] * r[k,d]), 0) / n[j])"
+    sizes = {axis: 256 if axis in "jk" else 8 for axis in sized_axes(parse(text))}
+    assert not reassociated(parse(text), sizes)
+    kernel = eq.compile(text, native="off")
+    y, q, r, n = torch.randn(9, 3), torch.randn(9, 2), torch.randn(9, 2), torch.ones(9)
+    n[4] = 0
+    found = kernel(y=y, q=q, r=r, n=n)
+    assert kernel.certificate.ok and found[5:].isnan().all() and not found[:5].isfinite().any()
 
 
 def test_fewer_roundings_are_counted() -> None:

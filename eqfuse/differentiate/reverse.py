@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from eqfuse import limits
 from eqfuse.differentiate.polynomial import (
     UNIT,
+    ZERO,
     Monomial,
     Polynomial,
     atom,
@@ -321,6 +322,7 @@ class Reverse:
         counts as often as it has positions. Masks of `known` axes are the program's own."""
         if not over or not terms:
             return terms
+        terms = collected(self._under_own_masks(term, over) for term in terms)
         carried = (
             [self._scans.summed(name, over[0], target, term) for term in terms] if len(over) == 1 else []
         )
@@ -402,6 +404,22 @@ class Reverse:
         step = self.steps.step(made)
         return step if factor == step.itself else None
 
+    def _under_own_masks(self, term: Monomial, over: Sequence[str]) -> Monomial:
+        """A quotient, with the masks of positions outside of which one of its factors is 0: there it is 0 too, whatever it is divided by."""
+        if not any(n < 0 and not isinstance(factor, Size) for factor, n in term.powers.items()):
+            return term
+        masks, made = list[Expr](), self._made()
+        for factor in (factor for factor, n in term.powers.items() if n > 0):
+            step = self.steps.step(name) if (name := name_of(factor)) in made else None
+            match step.value if step is not None and factor == step.itself else None:
+                case Call("where", (mask, _, zero)) if zero == ZERO and free_axes(mask) & set(over):
+                    masks += [] if any(isinstance(node, Load) for node in walk(mask)) else [mask]
+        return term.masked(*masks)
+
+    def _made(self) -> set[str]:
+        """The names of the steps."""
+        return {step.name for step in self.steps.steps}
+
     def _sum_name(self, name: str, terms: Polynomial, front: Monomial) -> str:
         """What a sum is called that is, times `front`, a part of the cotangent of `name`: that cotangent where it is all of
         it, or what it sums where that is a product of two values of a step's."""
@@ -431,7 +449,7 @@ class Reverse:
 
     def _is_given(self, factor: Expr) -> bool:
         """Whether a factor is an input or a cotangent of an output, or made of sizes."""
-        made = {step.name for step in self.steps.steps}
+        made = self._made()
         return not any(name_of(node) in made or isinstance(node, Call) for node in walk(factor))
 
     def _named(self, name: str, axes: tuple[str, ...], terms: Polynomial) -> Polynomial:

@@ -39,6 +39,8 @@ from eqfuse.terms.types import kind
 
 NEAR_ONE = 2.0**-16, 2.0**16
 """Constants that a block is multiplied by as a whole; others stay with what they are written next to, for its range."""
+MOST_DIVIDED = 2
+"""Factors of a sum up to which one of them is divided by what the sum is divided by; sums of more are looked at by themselves."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,12 @@ def block_of(expr: Expr, copies: Copies = NO_COPIES) -> Block:
         case Call("div", (over, Size(axis))) if axis in block_of(over, copies).axes:
             found = block_of(over, copies)
             return replace(found, counts=(*found.counts, axis))
+        case Call("div", (over, by)) if _is_plain(by) and sums_inside(over):
+            whole = copies.apart(block_of(over, copies), free_axes(by))
+            place = whole and _divisible(whole, free_axes(by), isinstance(over, Reduce))
+            if whole is not None and place is not None:
+                factors = tuple(call("div", f, by) if n == place else f for n, f in enumerate(whole.factors))
+                return replace(whole, factors=factors)
         case Call("mul", (left, right)):
             one, other = block_of(left, copies), block_of(right, copies)
             if _is_plain(left) and _is_plain(right) and (joined := copies.joined(one, other)) is not None:
@@ -162,6 +170,7 @@ def block_of(expr: Expr, copies: Copies = NO_COPIES) -> Block:
                 *more, last = one.factors
                 return replace(one, factors=(*more, call("mul", last, right)))
         case Call("where", (condition, inner, zero)) if is_order(condition) and is_number(zero, 0):
+            inner = _within(inner, condition)
             found = block_of(inner, copies)
             apart = copies.apart(found, free_axes(condition))
             if found.factors != (inner,) and found.factors and apart is not None:
@@ -171,6 +180,42 @@ def block_of(expr: Expr, copies: Copies = NO_COPIES) -> Block:
             if apart is not None:
                 return replace(apart, axes=(axis, *apart.axes))
     return Block((expr,))
+
+
+def _divisible(block: Block, axes: frozenset[str], is_sum: bool) -> int | None:
+    """The number of the first factor of a block that has the axes of what divides the block: that factor may be divided instead. None where the
+    block has a mask, which would then be around the quotient: 0 / 0 is NaN, a masked quotient 0. None of a sum of more than MOST_DIVIDED factors too."""
+    if any(_masks_of(factor)[0] for factor in block.factors) or (
+        is_sum and len(block.factors) > MOST_DIVIDED
+    ):
+        return None
+    return next((n for n, factor in enumerate(block.factors) if axes <= free_axes(factor)), None)
+
+
+def _within(expr: Expr, condition: Expr) -> Expr:
+    """A product where a condition holds, without its masks that say so."""
+    match expr:
+        case Call("where", (other, inner, zero)) if other == condition and is_number(zero, 0):
+            return _within(inner, condition)
+        case Call("mul", (left, right)):
+            return call("mul", _within(left, condition), _within(right, condition))
+        case Call("div", (over, by)):
+            return call("div", _within(over, condition), by)
+    return expr
+
+
+def sums_inside(expr: Expr) -> bool:
+    """Whether a factor of a product, or a term of one, is a sum."""
+    match expr:
+        case Reduce("sum"):
+            return True
+        case Call("mul" | "add" | "sub" | "neg", args):
+            return any(map(sums_inside, args))
+        case Call("div", (over, _)):
+            return sums_inside(over)
+        case Call("where", (condition, inner, _)) if is_order(condition):
+            return sums_inside(inner)
+    return False
 
 
 def is_order(condition: Expr) -> bool:

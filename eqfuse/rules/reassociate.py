@@ -5,9 +5,10 @@
 A block is a product of factors, summed over some axes, however sums and products are nested. All orders in which its factors
 may be multiplied and its axes summed are equal (SPORES' identities: Wang et al., PVLDB 13(11), 2020), and the cheapest
 is found by dynamic programming over subsets of the factors, as the order of a chain of matrix products is. What a block is not
-made of (an exponential, a quotient by a value, a mask, a cast) is a factor as it stands, and has blocks of its own inside.
+made of (an exponential, a mask of data, a cast) is a factor as it stands, and has blocks of its own inside. Where a product with sums is divided by
+a value, one of its factors is: one that has the value's axes.
 
-A factor that is a sum of terms is multiplied out where that is cheaper: `(w + a b) x` as `w x + a (b x)`. Terms that are exact, that sum
+A factor that is a sum of terms is multiplied out where that is cheaper: `(w + a b) x` as `w x + a (b x)`, under a mask or over a divisor too. Terms that are exact, that sum
 nothing, stay together: a difference of exact numbers is rounded once, and a difference of their sums is not.
 The absolute values of all terms are summed in each order alike, so that the bounds of rounding differ by the depths of the sums
 alone (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2).
@@ -46,6 +47,7 @@ from eqfuse.rules.blocks import (
     is_order,
     selected,
     sum_over,
+    sums_inside,
     times,
     windowed,
 )
@@ -110,14 +112,14 @@ def is_reassociable(program: Program) -> bool:
         match node:
             case Reduce("sum", axis, body):
                 return (
-                    _sums_inside(body)
+                    sums_inside(body)
                     or (is_free and any(_square(f) is not None for f in block_of(node).factors))
                     or any(compared(part, axis) for part in walk(body))
                     or closed_sum(block := block_of(node), axis, dtypes) is not None
                     or windowed(block, axis) is not None
                 )
             case Call("add" | "sub", (left, right)):
-                return _sums_inside(left) and _sums_inside(right)
+                return sums_inside(left) and sums_inside(right)
         return False
 
     return any(map(has_orders, walk(*(output.expr for output in program.outputs))))
@@ -234,20 +236,6 @@ def roundings(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
 
 def _is_of_integers(program: Program) -> bool:
     return all(tensor.dtype in LIMITS or tensor.name in program.integer_tensors for tensor in program.tensors)
-
-
-def _sums_inside(expr: Expr) -> bool:
-    """Whether a factor of a product, or a term of one, is a sum."""
-    match expr:
-        case Reduce("sum"):
-            return True
-        case Call("mul" | "add" | "sub" | "neg", args):
-            return any(map(_sums_inside, args))
-        case Call("div", (over, Const() | Size())):  # a mean, or a scale
-            return _sums_inside(over)
-        case Call("where", (condition, inner, _)) if is_order(condition):
-            return _sums_inside(inner)
-    return False
 
 
 def with_copies(program: Program) -> Program:
@@ -450,7 +438,10 @@ class Orders:
         for place, factor in enumerate(block.factors):
             if self._is_free and (square := _square(factor)) is not None:
                 yield from self._orders(self._opened(block, place, call("mul", square, square)), terms)
-            parts = terms_of(factor) if self._is_free else _exact_as_one(terms_of(factor))
+            others = (*block.factors[:place], *block.factors[place + 1 :])
+            is_contracted = any(not free_axes(other).isdisjoint(block.axes) for other in others)
+            added = _spread(factor) if is_contracted else terms_of(factor)
+            parts = added if self._is_free else _exact_as_one(added)
             if 1 < len(parts) <= terms:
                 made = self._multiplied_out(block, place, parts, terms - len(parts) + 1)
                 if made is not None:
@@ -597,6 +588,16 @@ def terms_of(expr: Expr) -> list[tuple[bool, Expr]]:
         case Call("neg", (inner,)):
             return [(not is_added, part) for is_added, part in terms_of(inner)]
     return [(True, expr)]
+
+
+def _spread(factor: Expr) -> list[tuple[bool, Expr]]:
+    """What a factor adds and subtracts, under its masks and over its divisors."""
+    match factor:
+        case Call("where", (condition, inner, zero)) if is_order(condition) and is_number(zero, 0):
+            return [(is_added, call("where", condition, part, zero)) for is_added, part in _spread(inner)]
+        case Call("div", (inner, by)):
+            return [(is_added, call("div", part, by)) for is_added, part in _spread(inner)]
+    return terms_of(factor)
 
 
 def _square(factor: Expr) -> Expr | None:
