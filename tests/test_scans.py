@@ -703,3 +703,29 @@ def test_integers_of_an_empty_prefix_are_infinite(mask: str) -> None:
 def test_empty_axes(shape: tuple[int, int]) -> None:
     kernel = eq.compile(text("sum"), native="off", prefer="scan")
     assert torch.equal(kernel(x=torch.ones(shape)), torch.cumsum(torch.ones(shape), 1))
+
+
+@pytest.mark.parametrize(
+    "text, loop",
+    [
+        ("max[k <= j, k > j - 3](x[i,k])", lambda x, j: x[:, max(0, j - 2) : j + 1].amax(1)),
+        ("max[k <= j, k > j - 64](x[i,k])", lambda x, j: x[:, max(0, j - 63) : j + 1].amax(1)),
+        ("min[k >= j, k < j + 64](x[i,k])", lambda x, j: x[:, j : j + 64].amin(1)),
+        ("prod[k <= j, k > j - 3](x[i,k])", lambda x, j: x[:, max(0, j - 2) : j + 1].prod(1)),
+        (
+            "max[k <= j](x[i,k] * (j - k + 1))",
+            lambda x, j: (x[:, : j + 1] * torch.arange(j + 1, 0, -1)).amax(1),
+        ),
+    ],
+)
+def test_gradients_of_what_a_position_leaves(
+    text: str, loop: Callable[[torch.Tensor, int], torch.Tensor]
+) -> None:
+    """The greatest of a window may be one before that was less: nothing is carried from one position to the next."""
+    x = torch.randn(3, 150, dtype=torch.float64)
+    given, exact = x.float().requires_grad_(), x.requires_grad_()
+    wanted = torch.stack([loop(exact, j) for j in range(x.shape[1])], 1)
+    above = torch.randn_like(wanted)
+    wanted.backward(above)
+    eq.compile(f"j: axis[k]\ny[i,j] = {text}", native="off")(x=given).backward(above.float())
+    torch.testing.assert_close(given.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)

@@ -36,6 +36,7 @@ from eqfuse.terms.nodes import (
     Size,
     call,
     free_axes,
+    reductions,
     replaced,
     substitute_axes,
     total_of,
@@ -96,6 +97,8 @@ class Scans:
         prefix, (k,) = found.prefix, step.over
         if is_extreme and prefix.mirrored:
             return None
+        if not set(reductions(found.whole.body)) <= set(reductions(step.body)):
+            return None  # what it folds changes with the position: a window's greatest may be one before that was less
         place = place_of(step) if is_extreme else ZERO
         parts = all_unpacked(found.whole.body)
         if is_second and (parts[2:4] != (ONE, ZERO) or parts[5] is not ZERO):
