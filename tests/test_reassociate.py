@@ -493,7 +493,7 @@ def test_an_unknown_way_is_refused() -> None:
         "y[i] = sum[k](max[j](a[i,j] * b[j,k]) * c[k])",
         "y[i] = sum[k](where(k <= i, sum[j](a[i,j] * b[j,k]), 0) * c[k])",
         "y[i] = sum[k](f16(sum[j](a[i,j] * b[j,k])) * c[k])",
-        "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) / z[k] * c[k] / sum[l](c[l]))",
+        "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) / z[i,k] * c[k])",
         "y[i] = sum[k](sum[j](a[i,j] * b[j,k]) ** 2 * c[k])",
         "y[i] = sum[j](a[i,j] * b[j])",
         "y[i,j] = a[i,j] * sum[k](b[i,k])",
