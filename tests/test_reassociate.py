@@ -472,6 +472,13 @@ def test_an_order_that_is_predicted_to_take_longer_is_said() -> None:
     )
 
 
+@pytest.mark.parametrize("sums", ["a[i,j] * exp(b[j,k])", "a[i,j] / b[j,k]", "a[i,j] * b[j,k]) / (c[k]"])
+def test_orders_of_what_integers_round_to_are_not_exact(sums: str) -> None:
+    assert not outputs_of(
+        f"a: i32[i,j]\nb: i32[j,k]\nc: i32[k]\ny[i] = sum[k](sum[j]({sums}) * c[k])", "exact"
+    )
+
+
 def test_orders_of_integers_alone_are_exact() -> None:
     text = "a: i32[i,j]\nb: i32[j,k]\nc: i32[k]\n" + CHAIN
     assert outputs_of(text, "exact") and not outputs_of(CHAIN, "exact")

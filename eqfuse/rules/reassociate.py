@@ -52,7 +52,6 @@ from eqfuse.rules.blocks import (
     windowed,
 )
 from eqfuse.rules.windows import MOST_WIDTH, Window
-from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.nodes import (
     Call,
     Const,
@@ -77,7 +76,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.parser import sized_axes, spare_axes
 from eqfuse.terms.prefixes import Extents, alike, form_of, scanned
-from eqfuse.terms.types import program_dtypes
+from eqfuse.terms.types import kinds, program_dtypes
 
 MOST_FACTORS = 8
 """Factors of a block of which all orders are looked at; one of more stays as it is written."""
@@ -235,7 +234,18 @@ def roundings(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
 
 
 def _is_of_integers(program: Program) -> bool:
-    return all(tensor.dtype in LIMITS or tensor.name in program.integer_tensors for tensor in program.tensors)
+    """Whether all that a program sums is integers, and no sum is divided but by a number: nothing is rounded then in any order."""
+    roots = [output.expr for output in program.outputs]
+    found = kinds(roots, program_dtypes(program) | dict.fromkeys(program.integer_tensors, "i64"))
+    return not any(
+        (isinstance(node, Reduce) and found[node.body] == "real")
+        or (isinstance(node, Call) and node.fn == "div" and _is_quotient_of_sums(*node.args))
+        for node in walk(*roots)
+    )
+
+
+def _is_quotient_of_sums(over: Expr, by: Expr) -> bool:
+    return not isinstance(by, Const | Size) and sums_inside(over)
 
 
 def with_copies(program: Program) -> Program:
