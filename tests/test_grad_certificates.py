@@ -275,3 +275,15 @@ def test_what_is_shared_is_not_written_out() -> None:
     steps = "".join(f"t{k + 1}[i] = t{k}[i] / (1 + t{k}[i])\n" for k in range(40))
     source = f"t0[i] = sum[j](x[i,j])\n{steps}return t40"
     assert eq.certify_gradient(source, eq.grad(source, ("x",)), trials=2).ok
+
+
+@pytest.mark.parametrize("op", ["max", "sum"])
+@pytest.mark.parametrize("window", [3, 20, 64, 2000])
+def test_the_gradient_of_a_prefix_is_none_of_a_window_however_long(op: str, window: int) -> None:
+    """A mask that no position of a trial is outside of is looked at with a small number in place of the large one."""
+    prefix = f"j: axis[k]\ny[i,j] = {op}[k <= j](x[i,k])"
+    text = prefix.replace("k <= j", f"k <= j, k > j - {window}")
+    assert eq.certify_gradient(text, eq.grad(text, wrt="x")).ok
+    refused = eq.certify_gradient(text, eq.grad(prefix, wrt="x"))
+    assert not refused.ok and refused.counterexample is not None
+    assert bool(refused.shrunk) is (window > 10)

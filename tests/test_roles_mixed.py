@@ -277,7 +277,7 @@ def test_all_kernels_of_a_gradient_in_chunks_have_roles_that_compute_it(
     expected = eq.reference(program.source)(**arrays, v_start=7)
     for form in forms:
         made = run(form, program, arrays, {"v_start": 7}, sizes, FloatDomain(), shards={})
-        for one, name in zip(expected, ("sum_dL_sum", "dW"), strict=True):
+        for one, name in zip(expected, ("dx_sum", "dW"), strict=True):
             np.testing.assert_allclose(made[name], one, rtol=1e-2, atol=1e-2)
 
 
@@ -302,7 +302,7 @@ def test_a_sum_starts_from_what_is_added_to_it(chunk: tuple[Derived, Compiled]) 
     (loaded,) = [
         stmt.value
         for stmt in after.body[: after.body.index(first)]
-        if hasattr(stmt, "op") and isinstance(stmt.op, LoadTile) and stmt.op.tensor == "sum_dL_sum_before"
+        if hasattr(stmt, "op") and isinstance(stmt.op, LoadTile) and stmt.op.tensor == "dx_sum_before"
     ]
     assert [item.init for item in first.carried] == [loaded]
     (behind,) = [
