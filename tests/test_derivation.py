@@ -373,3 +373,15 @@ def test_outputs_with_e_graphs_of_their_own_are_explained(monkeypatch: pytest.Mo
     derivation = found.derivation
     assert derivation.proof.gaps == () and derivation.check(source)
     assert set(derivation.classes) >= {"whole axes of b", "whole axes of c"}
+
+
+@pytest.mark.parametrize("divided", ["exp(L[i,v] - lse[i])", "sq(L[i,v])"])
+@pytest.mark.parametrize("by", ["N(i)", "N(v)", "(N(i) * N(d))"])
+def test_what_divides_by_a_number_of_positions_is_derived(divided: str, by: str) -> None:
+    """N(v) is a sum of ones where it divides a sum over v alone: that of another axis is a number."""
+    kernel = eq.compile(
+        f"L[i,v] = sum[d](x[i,d] * W[v,d])\nP[i,v] = {divided} / {by}{' - lse[i]' * ('lse' not in divided)}\n"
+        "dx[i,d] = sum[v](P[i,v] * W[v,d])",
+        verify=False,
+    )
+    assert kernel.derivation.check().ok

@@ -56,9 +56,12 @@ def reading(
     """
     memo: dict[Expr, Term] = {}
 
-    def computed(node: Expr) -> bool:
+    def computed(node: Expr, over: str | None = None) -> bool:
+        """Whether a value reads a reduction (over an axis, where that is given), a state or a temporary."""
         return any(
-            isinstance(n, Reduce | Local) or (isinstance(n, Load) and n.tensor in stored)
+            (isinstance(n, Reduce) and over in (None, n.axis))
+            or isinstance(n, Local)
+            or (isinstance(n, Load) and n.tensor in stored)
             for n in subexpressions(node)
         )
 
@@ -80,7 +83,7 @@ def reading(
                 return term("Local", (name,))
             case Reduce(op, axis, body) if not opaque(node):
                 return term("Red", (op, axis, "ALL"), (visit(body),))
-            case Call("div", (a, Size(axis))) if split in (None, axis) and computed(a):
+            case Call("div", (a, Size(axis))) if split in (None, axis) and computed(a, axis):
                 count = term("Red", ("sum", axis, "ALL"), (ONE,))
                 return term("Mul", (), (visit(a), term("Inv", (), (count,))))
             case Load(tensor, index) if is_indexed(node):
