@@ -9,16 +9,25 @@ import pytest
 import torch
 
 import eqfuse as eq
+from eqfuse.terms import scalars
 from eqfuse.terms.scalars import as_elements, in_tensors
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Taking a tensor for a number is an error."""
+    """Takes numbers in tensors on the CPU for such that a GPU holds; taking one out of its tensor is an error."""
 
     def refused(tensor: torch.Tensor) -> Any:
         raise AssertionError("a number was taken out of a tensor")
 
+    def is_held(value: Any, is_integer: bool) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and not value.ndim
+            and not (is_integer and value.is_floating_point())
+        )
+
+    monkeypatch.setattr(scalars, "_is_held", is_held)
     monkeypatch.setattr(torch.Tensor, "item", refused)
     yield
 

@@ -20,7 +20,7 @@ from eqfuse.terms.positions import integer_uses
 
 
 def in_tensors(program: Program, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The scalars of a program that these values have as tensors of no dimension: real ones, and integers that are values alone."""
+    """The scalars of a program that these values have as tensors of no dimension: real ones on a GPU, and integers that are values alone."""
     found = ((name, values.get(name)) for name in _readable(program))
     return tuple(name for name, value in found if _is_held(value, name in program.integers))
 
@@ -41,10 +41,11 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, Absent)
 
 
 def _is_held(value: Any, is_integer: bool) -> bool:
-    """Whether an argument is a tensor of no dimension that holds such a number: what it is otherwise is said where numbers are checked."""
+    """Whether an argument is a tensor of no dimension that is read as an element: of an integer, or of a number that a GPU holds. What it is
+    otherwise is said where numbers are checked."""
     if type(value) not in _PLAIN or value.ndim or value.dtype.is_complex:
         return False
-    return not (is_integer and value.dtype.is_floating_point)
+    return not value.dtype.is_floating_point if is_integer else value.is_cuda
 
 
 def as_elements(source: str, names: Collection[str]) -> str:
