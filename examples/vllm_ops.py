@@ -78,13 +78,15 @@ class RotaryEmbedding(rotary_embedding.RotaryEmbedding):
     def _turned(self, x: Tensor, turns: Tensor) -> Tensor:
         heads = x.reshape(turns.shape[0], -1, self.head_size)
         turning, staying = heads.tensor_split([self.rotary_dim], -1)
-        pairs, twice = ((2, -1), -2) if self.is_neox_style else ((-1, 2), -1)
-        features = turning.reshape(1, *turning.shape[:-1], *pairs)
-        cos, sin = (
-            half.unsqueeze(twice).expand(-1, *features.shape[-2:]).unsqueeze(0)
-            for half in turns.to(x.dtype).chunk(2, -1)
-        )
-        turned = ROTARY[not self.is_neox_style](x=features, cos=cos, sin=sin).squeeze(0).flatten(-2)
+        angles = turns.to(x.dtype).unsqueeze(0).chunk(2, -1)
+        if self.is_neox_style:
+            halves = turning.reshape(1, *turning.shape[:-1], 2, -1)
+            cos, sin = (each.unsqueeze(-2).expand(-1, -1, *halves.shape[-2:]) for each in angles)
+            turned = ROTARY[False](x=halves, cos=cos, sin=sin).flatten(-2)
+        else:
+            cos, sin = (each.repeat_interleave(2, -1) for each in angles)
+            turned = ROTARY[True](x=turning.unsqueeze(0), cos=cos, sin=sin)
+        turned = turned.squeeze(0)
         return (torch.cat((turned, staying), -1) if staying.shape[-1] else turned).reshape(x.shape)
 
 
