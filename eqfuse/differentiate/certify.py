@@ -56,7 +56,7 @@ from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.inputs import small_integers
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.shrink_constants import shrink_constants
+from eqfuse.verify.shrink_constants import are_places, shrink_constants
 from eqfuse.verify.sizes import constant_conditions
 from eqfuse.verify.source import Source, Stage
 from eqfuse.verify.verification import Verification
@@ -193,14 +193,14 @@ class _Check:
 
     def compared(self, sides: _Sides) -> Certificate:
         """Compares the tangents of one program with the values of another, and again with small constants for the large ones that positions
-        meet, where a mask is the same everywhere at the sizes of trials: what differs there alone is refused."""
+        meet, where a mask is the same everywhere at the sizes of trials: what differs there alone is refused, if these numbers are places."""
         made = self._compared(sides)
         shrunk = shrink_constants((sides.primal, sides.dual)) if made.at_sizes() else None
         if shrunk is None:
             return made
         (primal, dual), numbers = shrunk
         small = self._compared(replace(sides, primal=primal, dual=dual))
-        if small.counterexample is not None:
+        if small.counterexample is not None and are_places(sides.primal) and are_places(sides.dual):
             return replace(small, shrunk=numbers)
         return made.with_shrunk(small, numbers)
 

@@ -74,6 +74,22 @@ def shrink_constants(programs: tuple[Program, Program]) -> tuple[tuple[Program, 
     return (first, second), _said(numbers)
 
 
+def are_places(program: Program) -> bool:
+    """Whether the large numbers of a program are nothing but places on axes, so that any in the same order serve: extents are none, nor what
+    positions are multiplied or divided by, which products of others may be equal to."""
+    nodes = walk(*roots(program))
+    scaled = any(
+        isinstance(node, Call)
+        and (node.fn in _DIVISIONS or (node.fn == "mul" and all(map(_is_of_places, walk(node)))))
+        for node in nodes
+    )
+    return not (scaled or program.lengths or program.computed)
+
+
+def _is_of_places(node: Expr) -> bool:
+    return not isinstance(node, Load | Reduce)
+
+
 def _said(numbers: Mapping[int, int]) -> str:
     return ", ".join(f"{far} as {near}" for far, near in numbers.items())
 
