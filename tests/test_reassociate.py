@@ -479,6 +479,11 @@ def test_orders_of_what_integers_round_to_are_not_exact(sums: str) -> None:
     )
 
 
+def test_orders_of_integers_beside_a_real_tensor_are_not_exact() -> None:
+    text = CHAIN.replace("= sum", "= r[i] * sum")
+    assert not outputs_of(f"a: i32[i,j]\nb: i32[j,k]\nc: i32[k]\nr: f32[i]\n{text}", "exact")
+
+
 def test_orders_of_integers_alone_are_exact() -> None:
     text = "a: i32[i,j]\nb: i32[j,k]\nc: i32[k]\n" + CHAIN
     assert outputs_of(text, "exact") and not outputs_of(CHAIN, "exact")

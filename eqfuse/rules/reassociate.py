@@ -52,6 +52,7 @@ from eqfuse.rules.blocks import (
     windowed,
 )
 from eqfuse.rules.windows import MOST_WIDTH, Window
+from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.nodes import (
     Call,
     Const,
@@ -234,7 +235,11 @@ def roundings(outputs: Sequence[Output], extents: Mapping[str, int]) -> float:
 
 
 def _is_of_integers(program: Program) -> bool:
-    """Whether all that a program sums is integers, and no sum is divided but by a number: nothing is rounded then in any order."""
+    """Whether all that a program reads and sums is integers, and no sum is divided but by a number: nothing is rounded then in any order."""
+    if not all(
+        tensor.dtype in LIMITS or tensor.name in program.integer_tensors for tensor in program.tensors
+    ):
+        return False
     roots = [output.expr for output in program.outputs]
     found = kinds(roots, program_dtypes(program) | dict.fromkeys(program.integer_tensors, "i64"))
     return not any(
