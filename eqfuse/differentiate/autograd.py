@@ -306,23 +306,17 @@ class Gradients:
         if saved is None or not saves_time(saved.again, extents.of, extents.positions):
             return None
         scaled = self._scaled(names, None, saves, halves)
-        stored = 0 if scaled is None else most_stored(saved.again, extents.of)
-        if (
-            scaled is not None
-            and stored > MUCH
-            and not divisible(scaled.forward, saved.again, self.constants)
-        ):
-            return None
-        return scaled
+        if scaled is None or most_stored(saved.again, extents.of) <= MUCH:
+            return scaled
+        return scaled if divisible(scaled.forward, saved.again, self.constants) else None
 
     def _plain(self, names: tuple[str, ...], saves: str | None) -> Saved | None:
         """The gradient that reads what is cheaper to save than to make again; None where there is no gradient."""
         key = names, saves
         if key not in self._saved:
-            try:
+            self._saved[key] = None
+            with suppress(EqfuseError):  # the backward says why
                 self._saved[key] = self._saving(names, saves=saves)
-            except EqfuseError:
-                self._saved[key] = None
         return self._saved[key]
 
     def _scaled(
@@ -335,8 +329,7 @@ class Gradients:
             options |= {"halves": dict(halves), "saves": saves}
             self._saved[key] = None
             with suppress(EqfuseError):  # the other gradient is there
-                made = scaled_gradient(self.program.source, of, names, **options)  # type: ignore[arg-type]
-                self._saved[key] = made
+                self._saved[key] = scaled_gradient(self.program.source, of, names, **options)  # type: ignore[arg-type]
         return self._saved[key]
 
     def by(

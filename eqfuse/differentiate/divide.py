@@ -259,10 +259,10 @@ class Chunker:
     def _made(self, axis: str, saves: str | None, narrow: bool) -> Chunked | None:
         try:
             chunks = chunks_of(self.program.source, axis, self.scalars, saves=saves, narrow=narrow)
-            if narrow and chunks == chunks_of(self.program.source, axis, self.scalars, saves=saves):
-                return None
         except Undivided as why:
             self.refused[axis] = str(why)
+            return None
+        if narrow and (wide := self._chunked(axis, saves, False)) is not None and chunks == wide.chunks:
             return None
         certificate = certify_chunks(self.program, chunks, bound=self.bound)
         if not certificate.ok:

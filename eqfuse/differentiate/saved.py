@@ -145,14 +145,15 @@ def scaling(
         given=residuals,
         dtypes={result.name: halves[result.name] for result in results if result.name in halves},
     )
-    backward = as_elements(backward, _numbers_in((*steps.steps, *results)) & {cotangent, *residuals})
+    backward = _from_memory(backward, (*steps.steps, *results), {cotangent, *residuals})
     by_result = {result.name: units.made[result.name].name for result in results}
     return Saved(text, backward, text_of(steps, results), (), read, units=by_result)
 
 
-def _numbers_in(steps: Iterable[Step]) -> set[str]:
-    """The numbers that steps read."""
-    return {node.name for node in walk(*(step.value for step in steps)) if isinstance(node, Scalar)}
+def _from_memory(text: str, steps: Iterable[Step], names: Collection[str]) -> str:
+    """The text of these steps, in which those of the names that are numbers are elements of tensors."""
+    read = walk(*(step.value for step in steps))
+    return as_elements(text, {node.name for node in read if isinstance(node, Scalar) and node.name in names})
 
 
 def saves_time(again: Sequence[Again], extents: Mapping[str, int], positions: int) -> bool:
@@ -204,8 +205,7 @@ class _Saving:
         at_most = [pair for pair in bounds if self._reads_given(pair, results, given)]
         self._put(self._rounded(results, given))
         backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most, dtypes=self.dtypes)
-        numbers = _numbers_in((*self.by_name.values(), *results))
-        backward = as_elements(backward, numbers & {*self.cotangents, *given})
+        backward = _from_memory(backward, (*self.by_name.values(), *results), {*self.cotangents, *given})
         # What is saved is made as the program makes it.
         known = {**self.by_name, **{step.name: step for step in written}}
         self._put({name: replace(known[name], written=True) for name in saved})
